@@ -1,7 +1,7 @@
 r"""Encoders of uploads for `trainer.upload_encoder`: fewer bytes from a client to the server.
 
-An encoder is given a client's state w and what the client was sent, w_0, which the server knows as well. From both it
-makes tensors, and from these and w_0 the server decodes the client's state:
+An encoder turns a client's state w, and the state w_0 that the server has sent it, into tensors; from these and w_0 the
+server decodes the client's state:
 
     Float16   w' = w_0 + half(w - w_0)
     Int8      w' = w_0 + s round((w - w_0) / s),  s = max |w - w_0| / 127 of each tensor
@@ -9,7 +9,7 @@ makes tensors, and from these and w_0 the server decodes the client's state:
     TopK      w' = w at the places of each tensor where |w - w_0| is largest, w_0 elsewhere
               Aji and Heafield, 2017. https://arxiv.org/abs/1704.05021
 
-What is lost on the way can be added to the client's next upload (*error feedback*: Seide et al., 2014; Stich et al.,
+What is lost can be added to the client's next upload (*error feedback*: Seide et al., 2014; Stich et al.,
 2018, https://arxiv.org/abs/1809.07599; Karimireddy et al., 2019, https://arxiv.org/abs/1901.09847):
 
     v = w + e,    w' = decode(encode(v)),    e <- v - w'
@@ -34,24 +34,24 @@ MOST_OF_INT32 = 2**31
 
 
 class Encoder(ABC):
-    """Base of encoders, and of your own: two pure functions, which remember nothing."""
+    """Base of encoders, and of your own: two functions without state."""
 
     error_feedback: bool = False
     """Whether what is lost is kept by the client and added to its next upload."""
 
     @abstractmethod
     def encode(self, state: State, before: State, draw: torch.Generator) -> Any:
-        """What is sent: tensors in dicts or lists, all of which the ledger counts.
+        """The tensors to send, in dicts or lists, all of which the ledger counts.
 
         Args:
-            state: What the server should have, by name: the parameters that are shared and trained.
-            before: What it has: what the client was sent.
+            state: The parameters that are shared and trained, by name.
+            before: The same as the client was sent them.
             draw: For random numbers; a CPU generator of this client and round.
         """
 
     @abstractmethod
     def decode(self, encoded: Any, before: State) -> State:
-        """What the server takes for the client's state, of every name of `before`; an error leaves the client out."""
+        """The client's state on the server, with every name of `before`; an error leaves the client out."""
 
 
 def check_sendable(content: Any) -> None:
@@ -85,7 +85,7 @@ class Float16(Encoder):
     """
 
     def __init__(self, error_feedback: bool = False) -> None:
-        self.error_feedback = _checked_switch("error_feedback", error_feedback)
+        self.error_feedback = _switch("error_feedback", error_feedback)
 
     def encode(self, state: State, before: State, draw: torch.Generator) -> State:
         return {name: _update(tensor, before[name]).to(torch.float16) for name, tensor in state.items()}
@@ -113,8 +113,8 @@ class Int8(Encoder):
     """
 
     def __init__(self, stochastic: bool = False, error_feedback: bool = False) -> None:
-        self.stochastic = _checked_switch("stochastic", stochastic)
-        self.error_feedback = _checked_switch("error_feedback", error_feedback)
+        self.stochastic = _switch("stochastic", stochastic)
+        self.error_feedback = _switch("error_feedback", error_feedback)
 
     def encode(self, state: State, before: State, draw: torch.Generator) -> dict[str, State]:
         return {name: self._in_steps(_update(tensor, before[name]), draw) for name, tensor in state.items()}
@@ -163,7 +163,7 @@ class TopK(Encoder):
         if not 0 < check_number(f"{OPTION}.fraction", fraction) <= 1:
             raise ValueError(f"`{OPTION}.fraction` must lie in (0, 1], got {fraction}.")
         self.fraction = fraction
-        self.error_feedback = _checked_switch("error_feedback", error_feedback)
+        self.error_feedback = _switch("error_feedback", error_feedback)
 
     def encode(self, state: State, before: State, draw: torch.Generator) -> dict[str, State]:
         return {name: self._furthest(tensor, before[name]) for name, tensor in state.items()}
@@ -188,7 +188,7 @@ class TopK(Encoder):
 
 
 def largest_places(values: Tensor, number: int) -> Tensor:
-    """Where the largest values of ``[N]`` stand, in rising order; of equals the first, and nan is the largest.
+    """The places of the largest values of ``[N]``, in rising order; of equals the first, and nan is the largest.
 
     Example:
         >>> largest_places(torch.tensor([1.0, 4.0, 2.0, 2.0, 2.0]), 3)
@@ -233,6 +233,6 @@ def _checked_places(places: Tensor, name: str, size: int) -> Tensor:
     return places
 
 
-def _checked_switch(name: str, value: bool) -> bool:
+def _switch(name: str, value: bool) -> bool:
     check_kind(f"{OPTION}.{name}", value, bool, "true or false")
     return value

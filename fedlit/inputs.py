@@ -23,7 +23,7 @@ def applied(network: nn.Module, x: Any, weights: Mapping[str, Tensor] | None = N
     Args:
         network: Of any kind.
         x: A tensor, or a tree of tensors.
-        weights: Lent to it in place of its own, by name; those that are not there are its own.
+        weights: Used in place of its own, by name; where one is missing, its own is.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""A user's own modules: those that options name, and whatever of the user's own these import.
+"""A user's own modules and files: those that options name, and whatever of the user's own modules these import.
 
 They are parsed, not imported: an import may take long or raise.
 """
@@ -7,6 +7,8 @@ import ast
 import re
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -103,3 +105,53 @@ def _imported(path: Path, name: str) -> Iterator[str]:
                 source = f"{above}.{source}".rstrip(".")
             yield source
             yield from (f"{source}.{alias.name}" for alias in node.names)
+
+
+def own_files(config: Mapping[str, Any]) -> dict[str, Path]:
+    """The user's own files that options name, and the user's modules that these import, by name.
+
+    Args:
+        config: Every option, resolved.
+    """
+    found = own_modules(config)
+    data = config.get("data", {}).get("init_args", {})
+    root = Path(str(data.get("root", "."))).expanduser()
+    for text in texts(config):
+        for path in (Path(text).expanduser(), root / text, root / f"{text}.npz"):
+            if _is_file(path) or (text == data.get("dataset") and path.is_dir()):
+                found[text] = path
+                break
+    return found
+
+
+def digest(path: Path) -> str:
+    """The digest of a file or folder; of Python code without comments."""
+    if path.is_dir():
+        listed = [f"{file.relative_to(path)} {file.stat().st_size}" for file in sorted(path.rglob("*"))]
+        return sha256("\n".join(listed).encode()).hexdigest()
+    if not path.exists():
+        return "gone"
+    status = path.stat()
+    return _digest(path, status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=1000)
+def _digest(path: Path, modified: int, size: int) -> str:
+    """A large file is read once, unless it is changed."""
+    if path.suffix == ".py":
+        try:
+            return sha256(ast.dump(ast.parse(path.read_bytes())).encode()).hexdigest()
+        except (SyntaxError, ValueError):
+            pass  # as it stands, then
+    seen = sha256()
+    with path.open("rb") as file:
+        while block := file.read(2**20):
+            seen.update(block)
+    return seen.hexdigest()
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # no name that a file could have
+        return False

@@ -30,7 +30,7 @@ BETAS = (0.9, 0.99)
 TAU = 1e-3
 
 
-class Adaptive(Optimizer, ABC):
+class _Adaptive(Optimizer, ABC):
     """Algorithm 2 of the paper, whose variants differ in v."""
 
     def __init__(self, params: Iterable[Tensor], lr: float = 0.01, betas: Betas = BETAS, tau: float = TAU) -> None:
@@ -63,7 +63,7 @@ class Adaptive(Optimizer, ABC):
                 x.add_(state["m"] / (state["v"].sqrt() + tau), alpha=group["lr"])
 
 
-class FedAdam(Adaptive):
+class FedAdam(_Adaptive):
     """An exponential mean of squares.
 
     Args:
@@ -84,7 +84,7 @@ class FedAdam(Adaptive):
         return b2 * v + (1 - b2) * squared
 
 
-class FedYogi(Adaptive):
+class FedYogi(_Adaptive):
     """A mean of squares that changes by at most (1 - b2) Delta^2.
 
     Args:
@@ -98,7 +98,7 @@ class FedYogi(Adaptive):
         return v - (1 - b2) * squared * torch.sign(v - squared)
 
 
-class FedAdagrad(Adaptive):
+class FedAdagrad(_Adaptive):
     """A sum of squares: steps become smaller and smaller.
 
     Args:

@@ -11,7 +11,7 @@ from fedlit import methods
 from fedlit.cli.compare import parser, split_overrides
 from fedlit.cli.methods import methods_of
 from fedlit.studies.measure import Measure
-from fedlit.studies.statistics import Estimate
+from fedlit.studies.results import Estimate
 from fedlit.studies.study import chosen, read_study
 from tools.paper_pages.book import SOURCES, sources, stale
 from tools.paper_pages.evidence import (

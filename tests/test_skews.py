@@ -127,7 +127,7 @@ def test_test_samples_are_dealt_out_by_their_own_clients():
         (
             ["a"] * 60,
             {"num_clients": 1, "validation": "test"},
-            "whose the test samples are: .* `test_clients` of ByColumn",
+            "the clients of the test samples are unknown: .* `test_clients` of ByColumn",
         ),
         (
             ["a"] * 60,
@@ -149,7 +149,7 @@ def test_a_list_of_another_length_a_missing_file_and_no_word_at_all_are_refused(
         ValueError, match="`clients` must be a list of clients or a file of them, there is no file gone"
     ):
         toy_data(partition=ByColumn(clients="gone")).setup()
-    with pytest.raises(ValueError, match=r"whose the training samples are: name their column in `data.client`"):
+    with pytest.raises(ValueError, match=r"the clients of the training samples are unknown: .* in `data.client`"):
         toy_data(partition=ByColumn()).setup()
     (tmp_path / "who.csv").write_text("row,who\n0,a\n")
     with pytest.raises(ValueError, match=r"`column` must be one of who.csv: row, who; got name"):

@@ -1,10 +1,11 @@
 """One call of `fedlit compare`: from what was typed to a folder with tables, figures and a page."""
 
 import io
+import json
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import replace
 from pathlib import Path
@@ -17,15 +18,15 @@ from fedlit.cli.app import FederatedCLI
 from fedlit.cli.recipes import find_recipe, with_recipes_found
 from fedlit.records.files import NOT_WRITTEN, is_full, write_whole
 from fedlit.records.progress import duration
-from fedlit.studies.config_diff import inherited_arguments, of_runs
-from fedlit.studies.execution import Execution, Launcher, StudyProgress, start_method
-from fedlit.studies.options import as_arguments, check_keys, read_mapping
+from fedlit.studies.config_diff import of_runs
+from fedlit.studies.execution import Execution, Launcher, seconds_left, start_method
+from fedlit.studies.options import check_keys, flat_options, read_mapping
 from fedlit.studies.outcome import Outcome
 from fedlit.studies.pages import study_lock, write_all
 from fedlit.studies.results import Results, results_of
 from fedlit.studies.runs import Run, in_order, plan_runs, share, slug
-from fedlit.studies.study import KEYS, Cell, SeedPair, Study, build_study, chosen, of_recipes
-from fedlit.studies.sweep import Selection, Setting, describe, not_swept, read_sweep, settings_of, study_of_settings
+from fedlit.studies.study import KEYS, Cell, SeedPair, Study, build_study, chosen
+from fedlit.studies.sweep import Selection, Setting, describe, not_swept, settings_of, study_of_settings
 from fedlit.studies.tables import terminal_table
 
 MEASURED = ("metric", "at", "target")
@@ -105,13 +106,12 @@ class StudyCall:
             run.check_config()
         for run in runs:
             print(f"{run.status:5}  {run}")
-        progress = StudyProgress(runs, self.jobs, enabled=False)
-        progress.finished = [run for run in runs if run.status == "done"]
-        left = progress.left()
+        done = sum(run.status == "done" for run in runs)
+        left = seconds_left(runs, self.jobs)
         time_left = "no estimate of the time before the first is done"
         if left is not None:
             time_left = f"about {duration(left)} left with {self.jobs} side by side"
-        print(f"{len(runs)} runs, {len(progress.finished)} of them done; {time_left}.")
+        print(f"{len(runs)} runs, {done} of them done; {time_left}.")
         if self.selection is not None and self.selection.unsettled:
             later = len(self.selection.unsettled) * len(self.study.seeds)
             print(f"Up to {later} more follow, with the settings that are chosen.")
@@ -131,7 +131,6 @@ class StudyCall:
         execution = Execution(
             runs,
             self.jobs,
-            StudyProgress(runs, self.jobs),
             waits=self.given.array is None,
             launcher=Launcher(start_method()),
             run_timeout=self.study.run_timeout,
@@ -142,13 +141,10 @@ class StudyCall:
         self.is_disk_full |= execution.is_disk_full
 
     def _plan(self) -> dict[Cell, list[Run]]:
-        """The runs of every cell with its settings; a note says where a column does not mean the same for all rows."""
+        """The runs of every cell, with its settings."""
         unsettled = self.selection.unsettled if self.selection is not None else set()
         cells = tuple(cell for cell in self.study.cells if cell not in unsettled)
-        planned = plan_runs(replace(self.study, cells=cells), self.output, self._config_of)
-        for line in inherited_arguments(planned):
-            print(f"fedlit: note: {line}", file=sys.stderr)
-        return planned
+        return plan_runs(replace(self.study, cells=cells), self.output, self._config_of)
 
     def _config_of(self, cell: Cell) -> dict[str, Any]:
         """Every option of a cell; cells may differ in what they measure alone."""
@@ -274,6 +270,64 @@ class StudyCall:
             raise OSError(error.errno, error.strerror, str(self.output)) from error
         print(terminal_table(results))
         print(f"\nLook at {self.output}/report.html")
+
+
+def of_recipes(recipes: Sequence[str]) -> dict[str, Any]:
+    """The content of a study that has a row for each recipe.
+
+    Example:
+        >>> of_recipes(["fedavg_fashion.yaml", "mine/fml.yaml"])["rows"]
+        {'fedavg_fashion': {'recipe': 'fedavg_fashion.yaml'}, 'fml': {'recipe': 'mine/fml.yaml'}}
+    """
+    stems = [Path(recipe).stem for recipe in recipes]
+    rows: dict[str, Any] = {}
+    for recipe, stem in zip(recipes, stems, strict=True):
+        name = stem if stems.count(stem) == 1 else str(Path(recipe).with_suffix(""))
+        if name in rows:
+            raise ValueError(f"{recipe} is given twice.")
+        rows[name] = {"recipe": recipe}
+    return {"title": " / ".join(rows), "rows": rows}
+
+
+def read_sweep(given: Iterable[str]) -> dict[str, list[Any]]:
+    """What `--sweep` was given, as a study's file has it.
+
+    Example:
+        >>> read_sweep(["model.mu=0.01,0.1", "data.partition=IID,Dirichlet"])
+        {'model.mu': [0.01, 0.1], 'data.partition': ['IID', 'Dirichlet']}
+    """
+    found = {}
+    for text in given:
+        option, _, values = text.removeprefix("--").partition("=")
+        try:
+            found[option] = yaml.safe_load(f"[{values}]")
+        except yaml.YAMLError:
+            found[option] = []
+        if not option or len(found[option]) < 2:
+            raise ValueError(f"`--sweep` must be an option and its values, such as model.mu=0.01,0.1,1, got {text}.")
+    return found
+
+
+def as_arguments(options: Mapping[str, Any]) -> list[str]:
+    """Options by name, dotted or nested as in a recipe, as arguments of a command.
+
+    Example:
+        >>> as_arguments({"model.alpha": 0.5, "trainer": {"num_rounds": 3, "fast": True}})
+        ['--model.alpha=0.5', '--trainer.num_rounds=3', '--trainer.fast=true']
+        >>> as_arguments({"model": {"class_path": "FedAvg", "init_args": {"weighting": "uniform"}}})
+        ['--model={"class_path": "FedAvg", "init_args": {"weighting": "uniform"}}']
+    """
+    found = []
+    for name, value in flat_options(options):
+        found.append(f"--{name}={_typed(value)}")
+    return found
+
+
+def _typed(value: Any) -> str:
+    """A value as one would type it."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value)
 
 
 def resolve(cell: Cell, overrides: list[str]) -> dict[str, Any]:

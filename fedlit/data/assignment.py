@@ -1,21 +1,20 @@
-"""Who holds what once the samples are dealt out: validation splits, opt-out marks, and the CSV that keeps it all.
+"""Which client holds which samples: validation splits, opt-out marks, and the CSV file of them.
 
 Invariants: no copy of a sample is on both sides of a split; an `Assignment` that is written is what
 `Saved` reads back.
 """
 
-import itertools
 import os
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from fedlit.data.items import describe
-from fedlit.data.splits import Part, Splits, split_off
+from fedlit.data.splits import Splits, labels_of, split_off
 from fedlit.partition import Partition
 from fedlit.partition.base import grouped, require
 from fedlit.rng import derive, stream
@@ -24,15 +23,17 @@ if TYPE_CHECKING:
     from fedlit.data.federated import FederatedData
 
 HEADER = "client,split,index,label,shared"
+COLUMNS = [("client", "i8"), ("split", "U10"), ("index", "i8"), ("label", "U20"), ("shared", "i8")]
+SPLITS = ("train", "val_train", "val_test", "own_test")
 Split = Literal["train", "test"]
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """Who holds what: `val` indexes `val_split`, `opted_in` (bool) is aligned with `train`.
+    """The samples of each client: `val` indexes `val_split`, `opted_in` (bool) is aligned with `train`.
 
-    `own_test` indexes the test set: what no choice may look at; an empty list if clients have none. `censored` indexes
-    the censored copies that clients share (see `data.censor`); an empty list if there are none.
+    `own_test` indexes the test set, for scores only, never for model selection; `censored` indexes the censored copies
+    that clients share (see `data.censor`). Both are empty lists if there are none.
     """
 
     train: list[np.ndarray]
@@ -87,15 +88,6 @@ def _text(label: int) -> str:
     return "" if label == -1 else str(label)
 
 
-class Row(NamedTuple):
-    """A line of the file."""
-
-    client: int
-    split: str
-    place: int
-    shared: bool
-
-
 class Saved(Partition):
     """An assignment from a file, as `Assignment.write` leaves it.
 
@@ -115,55 +107,48 @@ class Saved(Partition):
     def read(self, train_labels: np.ndarray, test_labels: np.ndarray) -> Assignment:
         """The assignment in the file, whose indices and label column must be those of the data set."""
         require(Path(self.path).is_file(), f"`path` must be a saved partition, there is no file {self.path}.")
-        header, *lines = Path(self.path).read_text(encoding="utf-8").splitlines() or [""]
-        good = header == HEADER and bool(lines)
-        require(good, f"{self.path}, line 1: expected {HEADER!r} and rows, got {header!r}.")
-        train, test = np.asarray(train_labels).tolist(), np.asarray(test_labels).tolist()
-        rows = []
-        for number, line in enumerate(lines, start=2):
+        with open(self.path, encoding="utf-8") as file:
+            header = file.readline().rstrip("\n")
+            require(header == HEADER, f"{self.path}: the header must be {HEADER!r}, got {header!r}.")
             try:
-                rows.append(_row(line, train, test))
+                rows = np.loadtxt(file, delimiter=",", dtype=COLUMNS, ndmin=1)
+                labels = np.where(rows["label"] == "", "-1", rows["label"]).astype(np.int64)
             except ValueError as error:
-                raise ValueError(f"{self.path}, line {number}: {error}") from None
-        clients = {row.client for row in rows if row.split == "train"}
-        num_clients = next(k for k in itertools.count() if k not in clients)
-        message = f"client {num_clients} is without train rows"
-        require(all(row.client < num_clients for row in rows), f"{self.path}: {message}.")
-        splits = {row.split for row in rows}
-        mixed = {"val_train", "val_test"} <= splits
-        require(not mixed, f"{self.path} has val_train and val_test: validation samples are of one of them.")
+                raise ValueError(
+                    f"{self.path} is no table of client, split, index, label and shared: {error}"
+                ) from None
+        split = rows["split"]
+        known = np.isin(split, SPLITS) & np.isin(rows["shared"], (0, 1)) & (rows["client"] >= 0) & (rows["index"] >= 0)
+        self._require(known, f"split must be one of {', '.join(SPLITS)}, shared 0 or 1, client and index from 0")
+        clients = np.unique(rows["client"][split == "train"])
+        num_clients = int((clients == np.arange(len(clients))).cumprod().sum())  # those without a gap
+        self._require(rows["client"] < num_clients, f"client {num_clients} is without train rows")
+        has_val_test = bool((split == "val_test").any())
+        self._require((split != "val_train") | (not has_val_test), "val_train in a file that has val_test")
+        in_test_set = np.isin(split, ("val_test", "own_test"))
+        for name, mine, own in (("training", ~in_test_set, train_labels), ("test", in_test_set, test_labels)):
+            saved = "was it saved with another data set"
+            there = f"the {name} set has {len(own)} samples"
+            self._require(~mine | (rows["index"] < len(own)), f"{there}, and none of this index ({saved}?)")
+            is_same = np.ones(len(rows), dtype=bool)
+            is_same[mine] = np.asarray(own)[rows["index"][mine]] == labels[mine]
+            self._require(is_same, f"the sample has another label in the {name} set ({saved}?)")
 
-        def held(rows: list[Row]) -> list[np.ndarray]:
-            columns = np.array([(row.client, row.place) for row in rows], dtype=np.int64).reshape(-1, 2)
-            return grouped(columns[:, 1], columns[:, 0], num_clients)
+        def held(column: str, *splits: str) -> list[np.ndarray]:
+            chosen = rows[np.isin(split, splits)]
+            return grouped(chosen[column], chosen["client"], num_clients)
 
-        own = [row for row in rows if row.split == "train"]
         return Assignment(
-            train=held(own),
-            val=held([row for row in rows if row.split.startswith("val_")]),
-            val_split="test" if "val_test" in splits else "train",
-            opted_in=[mask > 0 for mask in held([row._replace(place=row.shared) for row in own])],
-            own_test=held([row for row in rows if row.split == "own_test"]) if "own_test" in splits else [],
+            train=held("index", "train"),
+            val=held("index", "val_train", "val_test"),
+            val_split="test" if has_val_test else "train",
+            opted_in=[shared > 0 for shared in held("shared", "train")],
+            own_test=held("index", "own_test") if (split == "own_test").any() else [],
         )
 
-
-def _row(line: str, train_labels: list[int], test_labels: list[int]) -> Row:
-    """A line of a file that is about a data set with these labels."""
-    client, split, place, label, shared = line.split(",")
-    row = Row(int(client), split, int(place), shared == "1")
-    sets = {"train": train_labels, "val_train": train_labels, "val_test": test_labels, "own_test": test_labels}
-    if split not in sets or shared not in ("0", "1") or row.client < 0 or row.place < 0:
-        raise ValueError(f"expected whole numbers from 0, a split of {', '.join(sets)}, shared 0 or 1, got {line!r}.")
-    labels = sets[split]
-    name = "training" if labels is train_labels else "test"
-    if row.place >= len(labels):
-        what = f"index {place}, but the {name} set has {len(labels)} samples"
-    elif labels[row.place] != int(label or -1):
-        what = f"label {label or 'none'}, but sample {place} of the {name} set has label"
-        what = f"{what} {_text(labels[row.place]) or 'none'}"
-    else:
-        return row
-    raise ValueError(f"{what}; was it saved with another data set?")
+    def _require(self, good: np.ndarray, message: str) -> None:
+        """Refuse the first row that is not good, by its line; the header is line 1."""
+        require(bool(good.all()), f"{self.path}, line {int(good.argmin()) + 2}: {message}.")
 
 
 def opt_in_masks(
@@ -232,7 +217,7 @@ def _drawn(indices: np.ndarray, count: int, rng: np.random.Generator) -> np.ndar
 
 
 class Dealer:
-    """Who gets which samples.
+    """Deals samples out to clients.
 
     Args:
         options: Of the data: partition, validation, opt-out and their seed.
@@ -240,14 +225,14 @@ class Dealer:
         private: Training samples that are not in the public pool, ``[N]``.
 
     Attributes:
-        client_names: In the order of the clients' numbers, where samples say whose they are.
+        client_names: In the order of the clients' numbers, where samples name their client.
     """
 
     def __init__(self, options: "FederatedData", splits: Splits, private: np.ndarray) -> None:
         self.options = options
         self.partition = options.partition
         self.num_classes = splits.num_classes
-        self.labels = {name: _labels(splits.part(name)) for name in ("train", "test")}
+        self.labels = {name: labels_of(splits.part(name)) for name in ("train", "test")}
         self.private = private
         self.client_names: list[str] | None = None
         self._owners: dict[str, np.ndarray] = {}
@@ -297,9 +282,9 @@ class Dealer:
         return self._deal(scaled, np.arange(number), "test", self._seed_of(round))
 
     def class_probabilities(self, assignment: Assignment, round: int) -> np.ndarray | None:
-        """What the partition says of each client's classes, ``[K, C]``; None if nothing.
+        """The class probabilities of each client by the partition, ``[K, C]``; None where it defines none.
 
-        Classes are weighed by the samples that may be shared alone: no other may shape what is made of this.
+        Classes are weighed by shared samples only, since what is made of this may be uploaded.
         """
         if not self.num_classes:
             return None
@@ -309,7 +294,7 @@ class Dealer:
         return self.partition.class_probabilities(class_sizes, self.options.num_clients, self._seed_of(round))
 
     def _with_copies(self, assignment: Assignment) -> Assignment:
-        """With the censored copies, which lie behind all training samples, of what clients withhold but for these."""
+        """With the censored copies of withheld samples, which come after all training samples."""
         options = self.options
         if not options.censor:
             return assignment
@@ -323,7 +308,7 @@ class Dealer:
         return derive(self.options.partition_seed, *purpose) % 2**32
 
     def _seed_of(self, round: int) -> int:
-        """Of the draw that a round goes by."""
+        """The partition's seed in a round."""
         return self._seed("partition", round if self.partition.resplit_every_round else 0)
 
     def _deal_with_reserve(self, seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -360,13 +345,8 @@ class Dealer:
         return saved
 
 
-def _labels(part: Part) -> np.ndarray:
-    """Of samples without classes, one for all."""
-    return np.zeros(len(part), np.int64) if part.labels is None else part.labels
-
-
 def _checked(parts: list[np.ndarray], num_clients: int, num_samples: int, partition: Partition) -> list[np.ndarray]:
-    """What a partition deals out, if it is indices of these samples; a user's own may give anything."""
+    """Validate the indices that a partition returns; it may be the user's own."""
     message = f"`data.partition`: `assign` of {type(partition).__name__} must give {num_clients} arrays of indices"
     if not isinstance(parts, list | tuple) or len(parts) != num_clients:
         got = len(parts) if isinstance(parts, list | tuple) else f"a {type(parts).__name__}"
@@ -405,5 +385,5 @@ def _numbered_owners(splits: Splits, num_clients: int) -> tuple[dict[str, np.nda
 
 
 def _owners_missing(which: str, option: str) -> str:
-    message = f"nobody says whose the {which} samples are: name their column in `data.client`"
+    message = f"the clients of the {which} samples are unknown: name their column in `data.client`"
     return f"`data.partition`: {message}, or give `{option}` of ByColumn."

@@ -66,7 +66,7 @@ class Client:
         return torch.from_numpy(self.data.labels("train")[held])
 
     def class_shares(self) -> torch.Tensor:
-        """Fraction of each class among its opted-in samples, ``[C]``; nothing that a client would tell."""
+        """Fraction of each class among its opted-in samples, ``[C]``; private, never uploaded as it is."""
         y = self.labels("opted_in")
         return torch.bincount(y, minlength=self.num_classes) / max(len(y), 1)
 
@@ -100,7 +100,7 @@ class Server(Client):
         return self.public_batches(generator, public).first(self.limit)
 
     def val_batches(self) -> Batches:
-        """The validation samples of all clients that may train, in a fixed order: what they could tell of a model."""
+        """The validation samples of all clients that may train, in a fixed order."""
         seen = range(self.data.num_clients - self.data.unseen_clients)
         batches, _ = self.data.val_batches(seen, self.round)
         return batches.first(self.limit)

@@ -1,4 +1,4 @@
-"""The data of a federation: who holds which samples, what they share, and fast batches of them.
+"""The data of a federation: the samples of each client, what is shared, and fast batches.
 
 Images rest as uint8 tensors and become floats on the way into a batch: scaled to [0, 1], augmented,
 normalised. Without random augmentation that happens once a round, and an epoch is one permutation
@@ -46,6 +46,7 @@ COUNTS = {  # options that are whole numbers, and their range
     "image_size": (1, 100_000),
     "num_classes": (1, MOST_CLASSES),
 }
+LONGEST = 20  # characters of an option that a title has room for
 T = TypeVar("T")
 
 
@@ -88,7 +89,7 @@ class FederatedData(LightningDataModule):
             set's `valid` part.
         eval_batch_size: Samples per batch in evaluation.
         own_test: Deal the test set out in the same setting, beside validation samples from the
-            training set: clients' models are evaluated there too (`own_test`), and nothing is chosen
+            training set: clients' models are evaluated there too (`own_test`), and no model is selected
             by it.
         target: Column of the target, or key of items that are dicts; by default target, label, labels
             or y, whichever is there.
@@ -118,7 +119,7 @@ class FederatedData(LightningDataModule):
     _assignment: Assignment | None = None
     _inputs: Inputs | None = None
     is_placeholder = False  # blank samples in place of data that are not there
-    only_client: int | None = None  # whose samples these are, on a host of its own
+    only_client: int | None = None  # the client of all samples, on a host of its own
 
     def __init__(
         self,
@@ -206,22 +207,22 @@ class FederatedData(LightningDataModule):
 
     @property
     def public_pool(self) -> PublicPool:
-        """Inputs that everybody has, once `setup` has run; empty unless `public` says otherwise."""
+        """The unlabelled public pool, once `setup` has run; empty unless `public` is set."""
         return _after_setup(self._public_pool)
 
     @property
     def assignment(self) -> Assignment:
-        """Who holds what, once `setup` has run; see `at_round` for clients that change hands."""
+        """The samples of each client, once `setup` has run; see `at_round` where they change from round to round."""
         return _after_setup(self._assignment)
 
     @property
     def inputs(self) -> Inputs:
-        """What is done to samples before a network sees them, once `setup` has run."""
+        """The preprocessing of samples, once `setup` has run."""
         return _after_setup(self._inputs)
 
     @property
     def client_names(self) -> list[str] | None:
-        """What the data call their clients, in the order of their numbers, where samples say whose they are."""
+        """The names of the clients in the data, in the order of their numbers, where samples name their client."""
         return self._dealer.client_names
 
     def prepare_data(self) -> None:
@@ -272,7 +273,12 @@ class FederatedData(LightningDataModule):
     def describe(self) -> str:
         """In a few words, for titles, such as ``fashion_sample, Dirichlet(alpha=0.3), 10 clients``."""
         name = Path(str(self.dataset)).stem if self.train_dataset is None else type(self.train_dataset).__name__
-        return f"{name}, {_describe_partition(self.partition)}, {self.num_clients} clients"
+        kind = type(self.partition)
+        option = next(iter(signature(kind).parameters), "")
+        value = getattr(self.partition, option, None)
+        is_short = isinstance(value, int | float | str) and len(str(value)) <= LONGEST
+        partition = f"{kind.__name__}({option}={value})" if is_short else kind.__name__
+        return f"{name}, {partition}, {self.num_clients} clients"
 
     def describe_labels(self) -> str | None:
         """Which labels there are, by the option that brings them; None if they begin at 0, or are no classes.
@@ -326,7 +332,7 @@ class FederatedData(LightningDataModule):
         return digest.hexdigest()
 
     def at_round(self, round: int) -> Assignment:
-        """Who holds what in that round."""
+        """The samples of each client in that round."""
         if round == 0 or not (self.partition.resplit_every_round or self.partition.over_time):
             return self.assignment
         if self._resplit[0] != round:
@@ -400,7 +406,7 @@ class FederatedData(LightningDataModule):
         if public:
             mine = mine.joined(self.public_pool.part)
             hidden = torch.arange(len(mine)) >= len(held)
-        # Made ready on the way into each batch: a pool of floats would need four times the room.
+        # Prepared batch by batch: a pool of floats would need four times the memory.
         return Batches(mine, size, generator, inputs.transform(client), self.drop_last, hidden=hidden)
 
     def _evaluation_batches(
@@ -441,18 +447,7 @@ class FederatedData(LightningDataModule):
         return self.test_batches()
 
 
-LONGEST = 20  # characters of an option that a title has room for
 OPTIONS = frozenset(signature(FederatedData).parameters)
-
-
-def _describe_partition(partition: Partition) -> str:
-    """The class and the first of its options: Dirichlet(alpha=0.3)."""
-    name = type(partition).__name__
-    option = next(iter(signature(type(partition)).parameters), "")
-    value = getattr(partition, option, None)
-    if isinstance(value, int | float | str) and len(str(value)) <= LONGEST:
-        return f"{name}({option}={value})"
-    return name
 
 
 def _after_setup(value: T | None) -> T:

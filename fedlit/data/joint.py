@@ -1,6 +1,7 @@
 """Several data sets in one federation: clients that differ in their task as well."""
 
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 from torch import Tensor
@@ -9,7 +10,7 @@ from fedlit.data.assignment import Assignment
 from fedlit.data.batches import Batches
 from fedlit.data.client import Client
 from fedlit.data.federated import FederatedData
-from fedlit.data.items import describe, joined
+from fedlit.data.items import describe, joined, listed
 from fedlit.data.splits import Part, PublicPool, Splits, StackedSamples
 
 
@@ -58,65 +59,57 @@ class JointData(FederatedData):
             return
         for part in self.parts:
             part.setup()
-        for part in self.parts:
             if not isinstance(part.splits.train, StackedSamples) or not isinstance(part.splits.test, StackedSamples):
                 raise ValueError("`data.parts` must be in memory; set their `in_memory` to true.")
-            if not isinstance(part.splits.train.x, Tensor):
-                kind = describe(part.splits.train.x, of_many=True)
-                raise ValueError(f"`data.parts` must have inputs in one tensor, got {kind}.")
-        shapes = [list(part.images.train_x.shape[1:]) for part in self.parts]
-        if any(shape != shapes[0] for shape in shapes):
-            raise ValueError(f"`data.parts` must have inputs of one shape, got {shapes}.")
-        if len({part.assignment.val_split for part in self.parts}) > 1:
+        kinds = [describe(part.splits.train.x, of_many=True) for part in self.parts]
+        if len(set(kinds)) > 1 or not isinstance(self.parts[0].images.train_x, Tensor):
+            raise ValueError(f"`data.parts` must have inputs of one shape, in one tensor, got {listed(kinds)}.")
+        every = [part.assignment for part in self.parts]
+        if len({one.val_split for one in every}) > 1:
             raise ValueError("`data.parts` must take their validation samples from one source: all `test`, or none.")
-        if len({bool(part.assignment.own_test) for part in self.parts}) > 1:
-            raise ValueError("`data.parts` must all have `own_test`, or none.")
-        splits = self._joined_splits()
-        self._splits = splits
-        nobody = np.empty(0, np.int64)
-        self._public_pool = PublicPool(splits.train.taken(nobody), nobody)
-        self._inputs = self._make_inputs(splits)
-        self._part_of: list[FederatedData] = []
-        for part in self.parts:
-            self._part_of += [part] * part.num_clients
-        self._assignment = self._joined_assignment()  # last: a refusal above leaves nothing set up
+        for option, given in (
+            ("own_test", [one.own_test for one in every]),
+            ("censor", [one.censored for one in every]),
+        ):
+            if len(set(map(bool, given))) > 1:
+                raise ValueError(f"`data.parts` must all have `{option}`, or none.")
+        self._splits = self._joined_splits()
+        nothing = np.empty(0, np.int64)
+        self._public_pool = PublicPool(self._splits.train.taken(nothing), nothing)
+        self._inputs = self._make_inputs(self._splits)
+        self._part_of = [part for part in self.parts for _ in range(part.num_clients)]
+        self._assignment = self._joined_assignment(every)  # last: a refusal above leaves nothing set up
 
     def _joined_splits(self) -> Splits:
         every = [part.splits for part in self.parts]
-        train = _end_to_end([splits.train for splits in every])
-        test = _end_to_end([splits.test for splits in every])
-        num_classes = max(splits.num_classes for splits in every)
-        lowest_class = max(splits.lowest_class for splits in every)  # of one that does not begin at 0, if there is one
-        return replace(every[0], train=train, test=test, num_classes=num_classes, lowest_class=lowest_class)
+        return replace(
+            every[0],
+            train=_end_to_end([splits.train for splits in every]),
+            test=_end_to_end([splits.test for splits in every]),
+            num_classes=max(splits.num_classes for splits in every),
+            lowest_class=max(splits.lowest_class for splits in every),  # of one that does not begin at 0
+        )
 
     @property
     def client_names(self) -> None:
         return None
 
-    def _joined_assignment(self) -> Assignment:
-        """Everybody's samples, counted on from part to part."""
-        val_split = self.parts[0].assignment.val_split
-        train: list[np.ndarray] = []
-        val: list[np.ndarray] = []
-        opted_in: list[np.ndarray] = []
-        own_test: list[np.ndarray] = []
-        censored: list[np.ndarray] = []
-        has_copies = any(part.assignment.censored for part in self.parts)
-        train_before = 0
-        val_before = 0
-        test_before = 0
-        for part in self.parts:
-            train += [index + train_before for index in part.assignment.train]
-            val += [index + val_before for index in part.assignment.val]
-            opted_in += part.assignment.opted_in
-            if has_copies:
-                copies = part.assignment.censored or [np.empty(0, np.int64)] * part.num_clients
-                censored += [index + train_before for index in copies]
-            own_test += [index + test_before for index in part.assignment.own_test]
-            train_before += len(part.splits.train)
-            val_before += len(part.splits.part(val_split))
-            test_before += len(part.splits.test)
-        return Assignment(train, val, val_split, opted_in, own_test, censored)
+    def _joined_assignment(self, every: list[Assignment]) -> Assignment:
+        """The samples of all clients, numbered on from part to part."""
+
+        def counted_on(name: Literal["train", "test"], held: list[list[np.ndarray]]) -> list[np.ndarray]:
+            before = np.cumsum([0, *(len(part.splits.part(name)) for part in self.parts)])
+            return [index + start for start, part in zip(before, held, strict=False) for index in part]
+
+        val_split = every[0].val_split
+        return Assignment(
+            train=counted_on("train", [one.train for one in every]),
+            val=counted_on(val_split, [one.val for one in every]),
+            val_split=val_split,
+            opted_in=[mask for one in every for mask in one.opted_in],
+            own_test=counted_on("test", [one.own_test for one in every]),
+            censored=counted_on("train", [one.censored for one in every]),
+        )
 
     def client(self, id: int, round: int = 0) -> Client:
         return replace(super().client(id, round), num_classes=self._part_of[id].splits.num_classes)

@@ -1,6 +1,6 @@
 """Batches of samples that are read one by one, through a torch DataLoader.
 
-What a data set draws while it gives a sample follows from the client's local training (or, in an evaluation, from
+What a data set draws while it reads a sample follows from the client's local training (or, in an evaluation, from
 nothing), the epoch and the sample, never from the process that reads it.
 
 Invariants: the same bits with any number of workers; where nothing is random, the bits of `Batches`; a random transform
@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Generator, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import active_children
 from typing import Any
 
@@ -29,7 +30,7 @@ Key = tuple[list[int], list[int]]  # samples of a batch, and what each of them i
 
 @dataclass(frozen=True)
 class Unreadable:
-    """Why a batch could not be had, and where; it comes back from a worker as it is, where an exception would not."""
+    """Why a batch could not be read, and where; a worker process returns it, since an exception would lose its form."""
 
     reason: str
     trace: str
@@ -41,7 +42,7 @@ class Reader(Dataset):
 
     Args:
         dataset: Any with items and a length.
-        name: As the user calls it.
+        name: For messages.
         roles: Which part of an item is what.
         collate_fn: Makes a batch of items as the data set gives them; by default they are stacked.
         num_workers: Processes that read; 0 reads in this one.
@@ -60,7 +61,7 @@ class Reader(Dataset):
         return len(self.dataset)
 
     def item(self, index: int, seed: int, seed_generators: Callable[[int], None] = seed_cpu) -> Any:
-        """A sample as the data set gives it; by itself, within `isolated`."""
+        """A sample as the data set gives it; call it within `isolated`."""
         seed_generators(seed)
         try:
             return self.dataset[index]
@@ -77,7 +78,7 @@ class Reader(Dataset):
         return f"at item {index} of `{self.name}`"
 
     def batch(self, key: Key) -> tuple[Tree, Tree]:
-        """Input and target of some samples; what they draw changes nobody's numbers."""
+        """Input and target of some samples; global random generators stay as they were."""
         is_own_process = get_worker_info() is not None
         with nullcontext() if is_own_process else preserved():
             batch = self.batch_by_torch_alone(key) if self.draws_from_torch_alone else None
@@ -136,7 +137,7 @@ class Reader(Dataset):
             yield batch
 
     def _by_workers(self, keys: list[Key], num_workers: int) -> Iterator[Any]:
-        """Batches by processes of their own, which are gone when nobody asks for more, also those that hang."""
+        """Batches by processes of their own, which end with the iteration, also those that hang."""
         loader: DataLoader = DataLoader(
             self,
             batch_size=None,  # a key is a batch
@@ -144,7 +145,7 @@ class Reader(Dataset):
             num_workers=num_workers,
             collate_fn=_as_it_is,
             worker_init_fn=_begin_worker,
-            generator=torch.Generator(),  # it draws a seed for its workers, which must not be from everybody's
+            generator=torch.Generator(),  # it draws a seed for its workers, not from the global generator
         )
         others = set(active_children())
         batches = iter(loader)
@@ -169,14 +170,14 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def _begin_worker(_: int) -> None:
-    """A signal that is for the run reaches its workers, too: they end with it, and not before its round does."""
+    """Ignore signals, which reach the workers, too: the run decides when they end."""
     signal.set_wakeup_fd(-1)  # by which the run hears of its own signals
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
 
 def fixed_seed(index: int) -> int:
-    """What a sample is read by where every reading is to be the same."""
+    """The seed of a sample where every reading is to be the same."""
     return derive(0, "sample", index)
 
 
@@ -201,37 +202,30 @@ def is_random(reader: Reader) -> bool:
     reading, so it is also asked whether a generator has moved.
     """
     found = False
+    some = places(len(reader))
     with isolated(1):
         first = _draw()
-        for index in places(len(reader)):
-            once = reader.item(index, seed=1)
+        for index in some:
+            reader.item(index, seed=1)
             has_drawn = _draw() != first
-            again = reader.item(index, seed=1)
-            if not equal(once, again):
-                raise ValueError(
-                    f"item {index} of `{reader.name}` is another one at every reading, whatever the seed: draw from "
-                    "the generators of torch, numpy or random, seed one of your own by `torch.initial_seed()` in "
-                    "`__getitem__`, or freeze samples as they are first read by `data.in_memory: true`."
-                )
-            other = reader.item(index, seed=2)
-            found |= has_drawn or not equal(once, other)
-    return found or _draws_a_batch(reader)
+            found |= _differ(partial(reader.item, index), f"item {index} of `{reader.name}`") or has_drawn
+    if not found and reader.collate_fn is not None:  # which may mask words, or mix images
+        found = _differ(lambda seed: reader.batch((some, [seed] * len(some))), "a batch of `data.collate_fn`")
+    return found
 
 
-def _draws_a_batch(reader: Reader) -> bool:
-    """Whether `data.collate_fn` makes another batch of the same items, such as one of masked words."""
-    if reader.collate_fn is None:
-        return False
-    some = places(len(reader))
-    once, again, other = (reader.batch((some, [seed] * len(some))) for seed in (1, 1, 2))
-    if not equal(once, again):
+def _differ(read: Callable[[int], Any], what: str) -> bool:
+    """Whether what is read differs under two seeds."""
+    once = read(1)
+    if not equal(once, read(1)):
         raise ValueError(
-            "`data.collate_fn` makes another batch of the same items each time, whatever the seed: let it draw from "
-            "the generators of torch, numpy or random."
+            f"{what} is another one at every reading, whatever the seed: draw from the generators of torch, numpy or "
+            "random, seed one of your own by `torch.initial_seed()` in `__getitem__`, or freeze samples as they are "
+            "first read by `data.in_memory: true`."
         )
-    return not equal(once, other)
+    return not equal(once, read(2))
 
 
 def _draw() -> tuple[float, float, float]:
-    """From the generators that everybody draws from; other numbers if somebody has drawn before."""
+    """A number of each global generator; others if anything was drawn before."""
     return float(torch.rand((), dtype=torch.float64)), np.random.random(), random.random()

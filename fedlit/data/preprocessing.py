@@ -1,4 +1,4 @@
-"""From samples as a data set holds them to what a network is given: scaled, seen by a client, augmented, normalised."""
+"""From samples as a data set holds them to network inputs: scaled, as a client sees them, augmented, normalised."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -66,7 +66,7 @@ def _per_channel(name: str, given: float | Sequence[float], num_channels: int) -
 
 
 def measured_on_shared(splits: Splits, assignment: Assignment) -> Splits:
-    """With mean and std of the samples that clients share: no other may shape what others' networks see."""
+    """With mean and std of shared samples only, since all clients' inputs are normalised by them."""
     if not is_images(splits.train.example[0]):
         return splits
     shared = np.unique(np.concatenate([assignment.shared(k) for k in range(assignment.num_clients)]))
@@ -127,7 +127,7 @@ class Inputs:
         seed: Of the partition.
         num_clients: How many there are.
         augmentation: Steps, random ones only in training.
-        normalisation: What comes last.
+        normalisation: Comes last.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ class Preprocessing(nn.Module):
 
     Args:
         inputs: Of the data.
-        client: Whose view of images it is; None is nobody's.
+        client: Its view of images; None is none.
         dtype: That the network takes.
     """
 
@@ -268,9 +268,9 @@ class Preprocessing(nn.Module):
 
 
 def kept_preprocessing(data: "FederatedData") -> dict[str, Any]:
-    """What a checkpoint holds, so that its networks can be used where the data are not: plain values.
+    """What a checkpoint keeps so that its networks can be used without the data: plain values.
 
-    `inputs` and `targets` are of one sample, with zeros in place of what anybody holds.
+    `inputs` and `targets` are of one sample, with zeros for values.
     """
     by = data.inputs.normalisation
     x, y = data.splits.train.example

@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 
 from fedlit.data.assignment import Assignment
 from fedlit.data.federated import FederatedData
+from fedlit.data.items import describe, equal
 from fedlit.data.preprocessing import prepare_as
 from fedlit.partition import IID
 
@@ -22,16 +23,16 @@ EACH = 2  # blank samples of a client, one of them to validate on
 
 
 def placeholder_data(kept: Mapping[str, Any], like: FederatedData | None) -> FederatedData:
-    """Data of blank samples that are made ready as those were that a checkpoint's networks learnt from.
+    """Data of blank samples that are prepared as those that a checkpoint's networks were trained on.
 
     Args:
         kept: By `kept_preprocessing`.
         like: As the user has them; their samples are not looked at.
     """
     if not isinstance(kept["inputs"], Tensor) or not isinstance(kept["targets"], Tensor):
-        raise ValueError("samples that are no single tensors cannot be stood in for.")
+        raise ValueError("blank samples can stand for single tensors only.")
     if like is not None and like.pixels_differ:
-        raise ValueError("clients see pixels in an order of their own, which only the data tell.")
+        raise ValueError("clients see pixels in an order of their own, which needs the data.")
     options: dict[str, Any] = {}
     if like is not None:
         options = {name: getattr(like, name) for name in ("augmentation", "mean", "std", "eval_batch_size")}
@@ -60,14 +61,11 @@ def _blank(kept: Mapping[str, Any], number: int) -> TensorDataset:
 
 
 def noise_like(x: Tensor) -> Tensor:
-    """Inputs of the same kind, drawn at random: of blank ones, networks would all say the same."""
+    """Inputs of the same kind, drawn at random: blank ones have one output for all."""
     draw = torch.Generator().manual_seed(0)
     if x.dtype == torch.uint8:
         return torch.randint(0, 256, x.shape, generator=draw).to(torch.uint8)
     return torch.randn(x.shape, generator=draw).to(x.dtype) if x.is_floating_point() else x
-
-
-NOTHING = np.zeros(0, dtype=np.int64)
 
 
 def restrict_to_client(data: FederatedData, client: int) -> None:
@@ -96,7 +94,7 @@ def restrict_to_client(data: FederatedData, client: int) -> None:
     if data.splits.measured and data.mean is None and data.inputs.normalisation is not None:
         raise ValueError("`data.mean` and `data.std` must be given: else every host would normalise by its own images.")
     data._splits = replace(data.splits, lowest_class=0)  # a client need not have samples of every class
-    vars(data)["num_clients"] = num_clients  # an option is fixed by now for everybody else
+    vars(data)["num_clients"] = num_clients  # past the check that options are fixed by now
     data._assignment = as_one_of_many(data.assignment, client, num_clients)
     data._resplit = (0, data._assignment)
 
@@ -108,7 +106,7 @@ def set_num_classes(data: FederatedData, outputs: int) -> None:
     """
     if data.num_classes is None and 0 < data.splits.num_classes <= outputs:
         data._splits = replace(data.splits, num_classes=outputs)
-        vars(data)["num_classes"] = outputs  # an option is fixed by now for everybody else
+        vars(data)["num_classes"] = outputs  # past the check that options are fixed by now
 
 
 def as_one_of_many(of_one: Assignment, client: int, num_clients: int) -> Assignment:
@@ -120,16 +118,11 @@ def as_one_of_many(of_one: Assignment, client: int, num_clients: int) -> Assignm
         [0, 3, 0]
     """
 
-    def among(parts: list[np.ndarray], nothing: np.ndarray) -> list[np.ndarray]:
-        return [parts[0] if k == client else nothing for k in range(num_clients)] if parts else []
+    def among(parts: list[np.ndarray]) -> list[np.ndarray]:
+        return [parts[0] if k == client else parts[0][:0] for k in range(num_clients)] if parts else []
 
-    return Assignment(
-        train=among(of_one.train, NOTHING),
-        val=among(of_one.val, NOTHING),
-        val_split=of_one.val_split,
-        opted_in=among(of_one.opted_in, NOTHING.astype(bool)),
-        own_test=among(of_one.own_test, NOTHING),
-    )
+    train, val, opted_in, own_test = map(among, (of_one.train, of_one.val, of_one.opted_in, of_one.own_test))
+    return Assignment(train, val, of_one.val_split, opted_in, own_test)
 
 
 def server_data(reports: Mapping[int, Mapping[str, Any]]) -> FederatedData:
@@ -146,27 +139,23 @@ def server_data(reports: Mapping[int, Mapping[str, Any]]) -> FederatedData:
     num_classes = max(one["preprocessing"]["num_classes"] for one in reports.values())
     data = placeholder_data({**kept, "num_classes": num_classes}, None)
     order = [reports[k] for k in sorted(reports)]
-    has_own_test = any(one["own_test"] for one in order)
+
+    def held(name: str) -> list[np.ndarray]:
+        return [np.zeros(one[name], dtype=np.int64) for one in order]
+
     data._assignment = Assignment(
-        train=[np.zeros(one["train"], dtype=np.int64) for one in order],
-        val=[np.zeros(one["val"], dtype=np.int64) for one in order],
+        train=held("train"),
+        val=held("val"),
         val_split="train",
         opted_in=[np.arange(one["train"]) < one["opted_in"] for one in order],
-        own_test=[np.zeros(one["own_test"], dtype=np.int64) for one in order] if has_own_test else [],
+        own_test=held("own_test") if any(one["own_test"] for one in order) else [],
     )
     data._resplit = (0, data._assignment)
     return data
 
 
 def _is_same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    """Whether samples are of one kind and made ready in one way."""
-    kinds = [(_kind(one["inputs"]), _kind(one["targets"]), one["unseen_clients"]) for one in (a, b)]
-    return kinds[0] == kinds[1] and all(_equal(a[name], b[name]) for name in ("mean", "std"))
-
-
-def _kind(value: Any) -> Any:
-    return (value.dtype, tuple(value.shape)) if isinstance(value, Tensor) else type(value)
-
-
-def _equal(a: Tensor | None, b: Tensor | None) -> bool:
-    return a is b if a is None or b is None else torch.equal(a, b)
+    """Whether samples are of one kind and prepared alike."""
+    is_one_kind = describe((a["inputs"], a["targets"])) == describe((b["inputs"], b["targets"]))
+    by = [[one[name] for name in ("mean", "std", "unseen_clients")] for one in (a, b)]
+    return is_one_kind and equal(*by)

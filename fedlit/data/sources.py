@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset, Subset, TensorDataset
+from torch.utils.data import Subset, TensorDataset
 
 from fedlit.data.datasets import TABLES, fetch, read_folder, read_images
 from fedlit.data.items import Roles, class_of, describe, equal, leaves, listed, mapped, num_bytes
@@ -36,7 +36,7 @@ class ReadOptions:
         collate_fn: Makes a batch of items.
         test_size: What fraction becomes the test set where there is none.
         test_seed: Draws it.
-        owners: Whose each training sample is, and each test sample, where the partition has a list of it.
+        owners: The client of each training sample, and of each test sample, where the partition has a list of them.
         image_size: Pixels of a side that the images of a folder are resized to.
     """
 
@@ -70,7 +70,7 @@ def read_path(dataset: str, root: str, options: ReadOptions) -> Splits:
 
 
 def read_sets(sets: Mapping[str, Any], options: ReadOptions) -> Splits:
-    """Data sets of any kind that belong together: for training and perhaps for the test, by the user's names."""
+    """Data sets of any kind that belong together: for training and perhaps for the test, by their names in messages."""
     names = list(sets)
     given = list(sets.values())
     num_classes = 0
@@ -119,10 +119,10 @@ def part_of(dataset: Any, name: str, options: ReadOptions, owners: np.ndarray | 
     """The samples of a data set.
 
     Args:
-        dataset: Anything with items and a length, or one that is iterated over.
-        name: As the user calls it.
+        dataset: Anything with items and a length.
+        name: For messages.
         options: How it is read.
-        owners: Whose each sample is, if its items do not say.
+        owners: The client of each sample, where items do not name it.
     """
     if isinstance(dataset, TensorDataset) and options.collate_fn is None and options.in_memory is not False:
         _refuse_names(options.roles, f"`{name}` has tensors without names")
@@ -130,10 +130,6 @@ def part_of(dataset: Any, name: str, options: ReadOptions, owners: np.ndarray | 
         if isinstance(x, Tensor) and x.dtype == torch.uint8 and x.ndim == 3:
             x = x[:, None]
         return StackedSamples(x, y, owners)
-    if isinstance(dataset, IterableDataset):
-        if options.in_memory is False:
-            raise ValueError(f"`data.in_memory: false` needs items with an index, but `{name}` is iterated over.")
-        dataset = list(dataset)
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise ValueError(f"`{name}` must be a data set, with items and a length, got a {type(dataset).__name__}.")
     if len(dataset) == 0:
@@ -200,48 +196,56 @@ def _in_memory(reader: Reader, owners: np.ndarray | None) -> Part:
 
 
 def _read(reader: Reader, is_random: bool, owners: np.ndarray | None) -> LazySamples:
-    """Samples that stay where they are; classes and clients of all are looked up, or read once."""
+    """Samples that are read on demand; classes and clients of all are looked up, or read once."""
     some = places(len(reader))
     key = (some, [fixed_seed(index) for index in some])
     batch = reader.batch(key)  # refuses what no batch can be made of
     with isolated(0):
         first = reader.item(0, fixed_seed(0))
-        batch_by_torch_alone = reader.batch_by_torch_alone(key)
-    reader = replace(reader, draws_from_torch_alone=equal(batch, batch_by_torch_alone))
+        reader = replace(reader, draws_from_torch_alone=equal(batch, reader.batch_by_torch_alone(key)))
     example = reader.batch(([0], [fixed_seed(0)]))
     has_classes = _class(first, reader) is not None
     labels = _known_labels(reader) if has_classes else None
     needs_clients = owners is None and _client(first, reader.roles) is not None
     if needs_clients or (has_classes and labels is None):
-        found, clients = _classes_and_clients(reader)
-        labels = found if has_classes else None
-        owners = _owners(clients) if owners is None else owners
+        with isolated(0):
+            items = (reader.item(index, fixed_seed(index)) for index in range(len(reader)))
+            found = [(_class(item, reader), _client(item, reader.roles)) for item in items]
+        if has_classes:
+            labels = _complete_labels([label for label, _ in found], reader.name)
+        if owners is None:
+            owners = _owners([client for _, client in found])
     return LazySamples(reader, np.arange(len(reader)), example, labels, owners, is_random)
 
 
 def _class(item: Any, reader: Reader) -> int | None:
     """The class that an item has for a target, if it is one; items that only `data.collate_fn` knows have none."""
+    if reader.collate_fn is None:
+        return class_of(reader.roles.pair(item, f"`{reader.name}`")[1])
     try:
-        target = reader.roles.pair(item, f"`{reader.name}`")[1]
+        target = reader.roles.pair(item, "")[1]
     except ValueError:
-        if reader.collate_fn is None:
-            raise
         return None
-    if isinstance(target, Tensor) and target.ndim and reader.collate_fn is not None:
-        return None  # a sequence that happens to be one long
-    return class_of(target)
+    is_sequence = isinstance(target, Tensor) and target.ndim > 0  # perhaps one long
+    return None if is_sequence else class_of(target)
+
+
+def _complete_labels(labels: list[int | None], name: str) -> np.ndarray:
+    if None in labels:
+        found = f"a class, {labels[0]}, at item 0 and none at item {labels.index(None)}"
+        raise ValueError(f"`{name}` must give targets of one kind, got {found}.")
+    return np.array(labels, np.int64)
 
 
 def _known_labels(reader: Reader) -> np.ndarray | None:
-    """The classes that a data set tells of all its samples, if it does and they are those of some of its items."""
+    """The classes of all samples by an attribute of the data set, if they are those of some of its items."""
     classes = _listed_classes(reader.dataset)
     if classes is None or classes.shape != (len(reader),):
         return None
+    some = places(len(reader))
     with isolated(0):
-        for index in places(len(reader)):
-            if _class(reader.item(index, fixed_seed(index)), reader) != classes[index]:
-                return None
-    return classes
+        read = [_class(reader.item(index, fixed_seed(index)), reader) for index in some]
+    return classes if read == classes[some].tolist() else None
 
 
 def _listed_classes(dataset: Any) -> np.ndarray | None:
@@ -254,25 +258,8 @@ def _listed_classes(dataset: Any) -> np.ndarray | None:
     return np.asarray(values).astype(np.int64)
 
 
-def _classes_and_clients(reader: Reader) -> tuple[np.ndarray | None, list[Any]]:
-    """The class and the client of each sample, by reading it once."""
-    labels = []
-    clients = []
-    with isolated(0):
-        for index in range(len(reader)):
-            item = reader.item(index, fixed_seed(index))
-            labels.append(_class(item, reader))
-            clients.append(_client(item, reader.roles))
-    if None not in labels:
-        return np.array(labels, np.int64), clients
-    if labels[0] is not None:
-        found = f"a class, {labels[0]}, at item 0 and none at item {labels.index(None)}"
-        raise ValueError(f"`{reader.name}` must give targets of one kind, got {found}.")
-    return None, clients
-
-
 def _client(item: Any, roles: Roles) -> Any:
-    """Who an item says that it belongs to."""
+    """The client that an item names."""
     if roles.client is None or not isinstance(item, Mapping):
         return None
     value = item.get(roles.client)
@@ -280,9 +267,7 @@ def _client(item: Any, roles: Roles) -> Any:
 
 
 def _owners(clients: list[Any]) -> np.ndarray | None:
-    if not clients or any(client is None for client in clients):
-        return None
-    return np.array(clients)
+    return None if None in clients else np.array(clients)
 
 
 def is_hugging_face(value: object) -> bool:
@@ -292,13 +277,12 @@ def is_hugging_face(value: object) -> bool:
 
 def _hugging_face_parts(given: list[Any], names: list[str], options: ReadOptions) -> tuple[list[Part], int]:
     """Parts of data sets that have columns, and how many classes there are, where the target says so."""
+    columns = given[0].column_names
     whose = f"the columns of `{names[0]}`"
-    target = options.roles.target_of(given[0].column_names, whose)
-    options.roles.features_of(given[0].column_names, whose)
-    num_classes = 0
-    if hasattr(given[0].features, "get"):
-        num_classes = int(getattr(given[0].features.get(target), "num_classes", None) or 0)
-    options.roles.check_client(given[0].column_names, whose)
+    target = options.roles.target_of(columns, whose)
+    options.roles.features_of(columns, whose)
+    options.roles.check_client(columns, whose)
+    num_classes = int(getattr(given[0].features[target], "num_classes", None) or 0)
     client = options.roles.client
     owners = [np.asarray(part[client]) if client in part.column_names else None for part in given]
     if isinstance(given[0][0][target], str):
@@ -310,13 +294,7 @@ def _hugging_face_parts(given: list[Any], names: list[str], options: ReadOptions
 
 
 class Coded:
-    """A data set of dicts whose target is text, as a class.
-
-    Args:
-        dataset: With columns.
-        target: Which of them.
-        codes: The class of each sample.
-    """
+    """A data set of dicts whose target is text, with the code of its class in its place."""
 
     def __init__(self, dataset: Any, target: str, codes: np.ndarray) -> None:
         self.dataset = dataset

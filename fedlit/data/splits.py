@@ -15,7 +15,7 @@ from fedlit.data.items import Tree, chosen, cut, describe, head, joined, leaves,
 from fedlit.data.loaders import Reader, fixed_seed, places
 from fedlit.rng import derive, stream
 
-FINGERPRINTED = 100  # inputs of a part that tell whether it is still the same
+FINGERPRINTED = 100  # inputs of a part that are hashed
 READ_AGAIN = 8  # of those that have to be read
 
 
@@ -28,7 +28,7 @@ class StackedSamples:
     Attributes:
         x: Inputs.
         y: Targets; int64 ``[N]`` are classes, -1 for one that is hidden.
-        owners: Whose each sample is, in the user's words, ``[N]``; None if nobody says.
+        owners: The name of each sample's client, ``[N]``; None if unknown.
     """
 
     x: Tree
@@ -64,7 +64,9 @@ class StackedSamples:
 
     def hiding(self, index: np.ndarray) -> "StackedSamples":
         """A copy with -1 for the targets of some samples."""
-        return replace(self, y=without_targets(self.y, _mask(index, len(self))))
+        hidden = torch.zeros(len(self), dtype=torch.bool)
+        hidden[torch.from_numpy(index)] = True
+        return replace(self, y=without_targets(self.y, hidden))
 
     def joined(self, other: "Part") -> "StackedSamples":
         """These samples, then others."""
@@ -110,7 +112,7 @@ class LazySamples:
         index: Places of the samples in it, ``[N]``.
         example: Inputs and targets of one sample, ``[1, ...]``.
         labels: The class of each sample, ``[N]``, -1 for one that is hidden; None if targets are no classes.
-        owners: Whose each sample is, in the user's words, ``[N]``; None if nobody says.
+        owners: The name of each sample's client, ``[N]``; None if unknown.
         is_random: Whether a sample is another one at each reading, by a seed.
     """
 
@@ -182,6 +184,11 @@ class LazySamples:
 Part = StackedSamples | LazySamples
 
 
+def labels_of(part: Part) -> np.ndarray:
+    """The class of each sample, ``[N]``; of samples without classes, 0 for all."""
+    return np.zeros(len(part), np.int64) if part.labels is None else part.labels
+
+
 def _seeds(index: np.ndarray, generator: torch.Generator | None, epoch: int) -> Callable[[int], int]:
     """What each sample is read by: in training, by the generator, the epoch and its position; else by itself."""
     if generator is None:
@@ -201,12 +208,6 @@ def _bytes(leaf: Tensor) -> bytes:
     return leaf.contiguous().view(torch.uint8).numpy().tobytes()  # numpy has no bfloat16
 
 
-def _mask(index: np.ndarray, size: int) -> Tensor:
-    mask = torch.zeros(size, dtype=torch.bool)
-    mask[torch.from_numpy(np.asarray(index, np.int64))] = True
-    return mask
-
-
 @dataclass(frozen=True, eq=False)
 class Splits:
     """A data set: what is dealt out for training, and the test set.
@@ -218,8 +219,8 @@ class Splits:
         mean: Of each channel of uint8 images on the [0, 1] scale; () for anything else.
         std: Likewise.
         valid: CINIC-10's third part.
-        measured: Whether mean and std are not published ones, but of these images.
-        lowest_class: That any sample has, where nobody says how many classes there are; else 0.
+        measured: Whether mean and std are of these images, not published ones.
+        lowest_class: The lowest label, where the number of classes is not known; else 0.
     """
 
     train: Part
@@ -256,7 +257,7 @@ MOST_CLASSES = 1_000_000
 
 
 class Facts(NamedTuple):
-    """What is published of a data set."""
+    """Published facts of a data set."""
 
     num_classes: int
     mean: tuple[float, ...]
@@ -275,7 +276,7 @@ def splits_of(
         parts: `train`, `test` and perhaps `valid`.
         names: Of each.
         facts: Of a well-known data set.
-        num_classes: How many there are at least; one that nobody has would be missed otherwise.
+        num_classes: The number of classes at least, where some may have no samples.
     """
     checked = {}
     for name, part in parts.items():
@@ -301,25 +302,19 @@ def with_num_classes(splits: Splits, num_classes: int | None) -> Splits:
     """The data set with as many classes as the user says; None leaves them as they were counted."""
     if num_classes is None:
         return splits
-    highest = -1
-    for part in (splits.train, splits.test, splits.valid):
-        if part is not None and part.labels is not None:
-            highest = max(highest, int(part.labels.max()))
+    parts = [part for part in (splits.train, splits.test, splits.valid) if part is not None]
+    highest = max((int(part.labels.max()) for part in parts if part.labels is not None), default=-1)
     if highest < 0:
         raise ValueError("`data.num_classes` has no meaning for these data: their targets are no classes.")
     if highest >= num_classes:
-        raise ValueError(
-            f"`data.num_classes` must be at least {highest + 1}, since labels go up to {highest}, got {num_classes}."
-        )
+        why = f"must be at least {highest + 1}, since labels go up to {highest}"
+        raise ValueError(f"`data.num_classes` {why}, got {num_classes}.")
     return replace(splits, num_classes=num_classes, lowest_class=0)
 
 
 def with_test_set(train: Part, test_size: float, seed: int) -> tuple[Part, Part]:
     """Training and test samples: a fraction of every class is set apart at random."""
-    labels = train.labels
-    if labels is None:
-        labels = np.zeros(len(train), np.int64)
-    rest, apart = split_off(labels, test_size, seed)
+    rest, apart = split_off(labels_of(train), test_size, seed)
     if not len(rest) or not len(apart):
         sizes = f"{len(rest)} samples to train on and {len(apart)} to test"
         raise ValueError(f"`data.test_size` {test_size} of {len(train)} samples leaves {sizes}.")
@@ -375,7 +370,7 @@ def _kind(part: Part) -> str:
 
 @dataclass(frozen=True, eq=False)
 class PublicPool:
-    """Samples that everybody has, without their targets.
+    """Samples that all clients and the server have, without their targets.
 
     Attributes:
         part: The samples, with the targets, which only an upper bound may look at.
@@ -422,8 +417,7 @@ def set_apart(splits: Splits, public: float | Literal["valid"], seed: int) -> tu
             raise ValueError("`data.public: valid` needs a data set with a `valid` part (cinic10).")
         return replace(splits, train=train.hiding(pooled), valid=None), PublicPool(splits.valid, pooled), private
     if public > 0:
-        labels = np.zeros(len(train), np.int64) if train.labels is None else train.labels
-        private, pooled = split_off(labels, public, seed)
+        private, pooled = split_off(labels_of(train), public, seed)
     pool = PublicPool(train.taken(pooled), pooled)
     return replace(splits, train=train.hiding(pooled), valid=None), pool, private
 

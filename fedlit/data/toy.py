@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.utils.data import TensorDataset
 
 from fedlit.bounds import check_count
@@ -43,21 +43,17 @@ class Toy(TensorDataset):
     def __init__(self, train: bool = True, samples: int = 800, num_clients: int = 8, seed: int = 0) -> None:
         check_count("samples", samples)
         check_count("num_clients", num_clients, most=samples)
+        self.num_clients = num_clients
         world = generator(seed, type(self).__name__)
         draw = generator(seed, type(self).__name__, "train" if train else "test")
-        client = torch.from_numpy(np.repeat(np.arange(num_clients), _sizes(samples, num_clients)))
-        super().__init__(*self.made(client, num_clients, world, draw))
+        sizes = [len(part) for part in np.array_split(np.arange(samples), num_clients)]
+        client = torch.from_numpy(np.repeat(np.arange(num_clients), sizes))
+        super().__init__(*self.made(client, world, draw))
 
-    def made(
-        self, client: Tensor, num_clients: int, world: torch.Generator, draw: torch.Generator
-    ) -> tuple[Tensor, Tensor]:
-        """Inputs and targets.
+    def made(self, client: Tensor, world: Generator, draw: Generator) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of the clients `client` ``[N]``.
 
-        Args:
-            client: Whose each sample is, ``[N]``.
-            num_clients: Of all samples.
-            world: Draws what is the same for training and test.
-            draw: Draws samples.
+        `world` draws what is the same for training and test, `draw` the samples.
         """
         raise NotImplementedError
 
@@ -67,10 +63,8 @@ class ToyRegression(Toy):
 
     features = 8
 
-    def made(
-        self, client: Tensor, num_clients: int, world: torch.Generator, draw: torch.Generator
-    ) -> tuple[Tensor, Tensor]:
-        places = torch.randn(num_clients, self.features, generator=world)
+    def made(self, client: Tensor, world: Generator, draw: Generator) -> tuple[Tensor, Tensor]:
+        places = torch.randn(self.num_clients, self.features, generator=world)
         slope = torch.randn(self.features, generator=world) / math.sqrt(self.features)
         x = places[client] + torch.randn(len(client), self.features, generator=draw)
         y = x @ slope + (2 * x[:, 0]).sin() + 0.1 * torch.randn(len(client), generator=draw)
@@ -83,10 +77,8 @@ class ToyMultiLabel(Toy):
     features = 16
     labels = 5
 
-    def made(
-        self, client: Tensor, num_clients: int, world: torch.Generator, draw: torch.Generator
-    ) -> tuple[Tensor, Tensor]:
-        places = torch.randn(num_clients, self.features, generator=world)
+    def made(self, client: Tensor, world: Generator, draw: Generator) -> tuple[Tensor, Tensor]:
+        places = torch.randn(self.num_clients, self.features, generator=world)
         planes = torch.randn(self.features, self.labels, generator=world)
         x = places[client] + torch.randn(len(client), self.features, generator=draw)
         return x, (x @ planes > 0).float()
@@ -101,16 +93,14 @@ class ToyText(Toy):
     length = 24
     words = 30
 
-    def made(
-        self, client: Tensor, num_clients: int, world: torch.Generator, draw: torch.Generator
-    ) -> tuple[Tensor, Tensor]:
+    def made(self, client: Tensor, world: Generator, draw: Generator) -> tuple[Tensor, Tensor]:
         sizes = torch.randint(2, 6, (self.words,), generator=world).tolist()
         words = [torch.randint(1, VOCABULARY, (size,), generator=world).tolist() for size in sizes]
-        taste = torch.rand(num_clients, self.words, generator=world) ** 4  # few words are most of a text
+        taste = torch.rand(self.num_clients, self.words, generator=world) ** 4  # few words are most of a text
         texts = torch.tensor([self._text(words, taste[k], draw) for k in client.tolist()])
         return texts[:, :-1].contiguous(), texts[:, 1:].contiguous()
 
-    def _text(self, words: Sequence[Sequence[int]], taste: Tensor, draw: torch.Generator) -> list[int]:
+    def _text(self, words: Sequence[Sequence[int]], taste: Tensor, draw: Generator) -> list[int]:
         chosen = torch.multinomial(taste, self.length, replacement=True, generator=draw).tolist()
         letters = [letter for number in chosen for letter in (*words[number], 0)]
         return letters[: self.length + 1]
@@ -125,12 +115,10 @@ class ToySegmentation(Toy):
     size = 16
     classes = 3
 
-    def made(
-        self, client: Tensor, num_clients: int, world: torch.Generator, draw: torch.Generator
-    ) -> tuple[Tensor, Tensor]:
+    def made(self, client: Tensor, world: Generator, draw: Generator) -> tuple[Tensor, Tensor]:
         number = len(client)
-        squares = torch.linspace(0.2, 0.8, num_clients)
-        light = 1 + torch.rand(num_clients, generator=world)
+        squares = torch.linspace(0.2, 0.8, self.num_clients)
+        light = 1 + torch.rand(self.num_clients, generator=world)
         is_square = torch.rand(number, generator=draw) < squares[client]
         centre = torch.randint(5, self.size - 5, (2, number, 1, 1), generator=draw)
         places = torch.arange(self.size)
@@ -142,8 +130,3 @@ class ToySegmentation(Toy):
         noise = 0.3 * torch.randn(number, self.size, self.size, generator=draw)
         x = light[client][:, None, None] * (y > 0) + noise
         return x[:, None], y
-
-
-def _sizes(samples: int, num_clients: int) -> np.ndarray:
-    """As even as can be."""
-    return np.array([len(part) for part in np.array_split(np.arange(samples), num_clients)])

@@ -78,9 +78,10 @@ class FedNova(FedProx):
     def on_client_start(self, client: Client | None) -> None:
         super().on_client_start(client)
         self.tau: Tensor | int = 0
+        self.may_skip_steps = self._trainer is not None and self._trainer.precision == "16-mixed"
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        self.tau += num_steps_taken(self.trainer, optimizer)
+        self.tau += num_steps_taken(optimizer) if self.may_skip_steps else 1
         super().on_before_optimizer_step(optimizer)
 
     def on_client_end(self, client: Client) -> None:

@@ -89,11 +89,12 @@ class SCAFFOLD(FedAvg):
         self.x = frozen(self.y)
         self.drift = list(torch._foreach_sub(list(self.c), list(self.c_i)))
         self.K: Tensor | int = 0
+        self.may_skip_steps = self._trainer is not None and self._trainer.precision == "16-mixed"
         if self.option == "I" and client is not None:
             self.renewed = mean_gradient(self.network, client, like=self.x[0], loss=loss_of(self))
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        self.K += num_steps_taken(self.trainer, optimizer)
+        self.K += num_steps_taken(optimizer) if self.may_skip_steps else 1
         add_to_gradients(self.y, self.drift)  # g + c - c_i
 
     @torch.no_grad()

@@ -103,10 +103,8 @@ def trained(network: nn.Module) -> list[Tensor]:
     return [parameter for parameter in network.parameters() if parameter.requires_grad]
 
 
-def num_steps_taken(trainer: Any, optimizer: Optimizer) -> Tensor | int:
-    """1 if an optimiser's step is about to be taken, 0 if 16-mixed skips it because a gradient overflowed."""
-    if trainer.precision != "16-mixed":
-        return 1
+def num_steps_taken(optimizer: Optimizer) -> Tensor:
+    """1 if 16-mixed is about to take an optimiser's step, 0 if it skips the step because a gradient overflowed."""
     gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     return torch.stack(torch._foreach_norm(gradients)).isfinite().all()  # a tensor: the host need not wait for it
 

@@ -1,4 +1,4 @@
-"""Who holds what. Each `Partition` is a setting of the papers, or of the world."""
+"""Partitions: which samples each client holds. Each is a setting of a paper, or a natural one."""
 
 from fedlit.partition.base import Partition
 from fedlit.partition.by_class import BinarySeparated, ClassSets, Dirichlet, Majority, Shards

@@ -1,4 +1,4 @@
-"""Who holds what: labels in, one index array per client out.
+"""The base of partitions: labels in, one index array per client out.
 
 Invariant: what a client *gets* (shards, classes, proportions) follows from ``(num_clients, num_classes, seed)``, never
 from the labels. So the same partition and seed on the test labels gives each client validation data in its own setting.
@@ -14,7 +14,7 @@ from fedlit.bounds import check_count
 
 
 class Partition(ABC):
-    """How the samples of a data set fall to the clients."""
+    """Assigns the samples of a data set to clients."""
 
     resplit_every_round: bool = False
     """Whether all samples are dealt out anew in every round."""
@@ -25,7 +25,7 @@ class Partition(ABC):
     """Whether it looks at classes: it is refused where targets are none, and all labels are 0 if it is not."""
 
     by_owner: bool = False
-    """Whether it goes by the client that each sample names, which `for_samples` is then given."""
+    """Whether it needs the client of each sample, which `for_samples` is then given."""
 
     over_time: bool = False
     """Whether a client has another part of its samples in every round, as `in_round` says."""
@@ -38,7 +38,7 @@ class Partition(ABC):
         """One int64 index array per client into `labels`."""
 
     def class_probabilities(self, class_sizes: np.ndarray, num_clients: int, seed: int) -> np.ndarray | None:
-        """What a client's classes are drawn by, ``[K, C]``, rows adding up to 1; None: unknown but for its samples.
+        """The class probabilities of each client, ``[K, C]``, rows adding up to 1; None where unknown.
 
         Args:
             class_sizes: Samples of each class that are dealt out, ``[C]``.
@@ -60,7 +60,7 @@ class Partition(ABC):
         return self
 
     def owner_list(self, test: bool) -> list | None:
-        """Who each sample of the training or the test set belongs to, in any words, where no column says it."""
+        """The client of each sample of the training or the test set, by any name, where no column has it."""
         return None
 
     def in_round(self, samples: np.ndarray, round: int) -> np.ndarray:
@@ -125,7 +125,7 @@ def row_shares(weights: np.ndarray) -> np.ndarray:
 
 
 def top_up(counts: np.ndarray, log_q: np.ndarray, min_samples: int) -> None:
-    """Change `counts` ``[C, K]`` until nobody is short of `min_samples`: first of the classes that one drew most of.
+    """Change `counts` ``[C, K]`` in place until every client has `min_samples`, by its largest classes first.
 
     Args:
         counts: Samples of each class at each client.

@@ -291,7 +291,7 @@ def _kept(parts: list[np.ndarray], samples_per_client: int | None, seed: int) ->
 
 
 def _distinct_owners(rng: np.random.Generator, num_clients: int, num_classes: int, pieces: int) -> np.ndarray:
-    """The owners of `pieces` shards of each class, ``[C pieces]``: equally many for all, no two of a class for anybody.
+    """The owners of `pieces` shards of each class, ``[C pieces]``: equally many each, no two of a class for one client.
 
     Class by class, in random order. Who needs a shard of every class that is left gets one for sure: at most `pieces`
     clients do, for together all need as many as there are. So it always comes out even.

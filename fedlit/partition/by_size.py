@@ -95,7 +95,7 @@ class Quantity(Partition):
 
 
 class ByColumn(Partition):
-    """Every sample belongs to a client already: a column says whose it is, a list, or a file.
+    """Every sample belongs to a client already, by a column, a list, or a file.
 
     Clients are numbered in the order of their sorted names.
 

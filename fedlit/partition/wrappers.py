@@ -19,13 +19,13 @@ from fedlit.rng import stream
 
 
 class Wrapper(Partition):
-    """A partition around another, whose word holds wherever this one has none of its own.
+    """A partition around another, to which it delegates what it does not override.
 
     Args:
-        base: Who holds which samples.
+        base: Assigns the samples.
     """
 
-    @abstractmethod  # so that nobody is offered it as a partition
+    @abstractmethod  # so that it is not offered as a partition
     def __init__(self, base: Partition) -> None:
         check_kind("base", base, Partition, "a partition")
         self.base = base
@@ -73,7 +73,7 @@ class OverTime(Wrapper):
 
     Args:
         slices: Parts of a client's samples, which differ by at most one sample; 1 is all of them in every round.
-        base: Who holds which samples; IID by default.
+        base: Assigns the samples; IID by default.
     """
 
     def __init__(self, slices: int, base: Partition | None = None) -> None:
@@ -101,7 +101,7 @@ class PermutedPixels(Wrapper):
     """Each client sees its images through a fixed random order of pixels of its own (FedFusion, user-specific).
 
     Args:
-        base: Who holds which samples; IID by default.
+        base: Assigns the samples; IID by default.
     """
 
     def __init__(self, base: Partition | None = None) -> None:
@@ -116,10 +116,10 @@ class FeatureSkew(Wrapper):
 
     Args:
         rotations: Degrees, counter-clockwise, which repeat over clients: ``[0, 90, 180, 270]`` is four kinds of
-            clients, ``[0]`` turns nobody. Multiples of 90 are exact, others interpolate.
+            clients, ``[0]`` turns none. Multiples of 90 are exact, others interpolate.
         colour: A client's channels are shifted each by a number of its own, uniform in [-colour, colour] on the [0, 1]
             scale, and clipped to it; 0 shifts nothing.
-        base: Who holds which samples; IID by default.
+        base: Assigns the samples; IID by default.
     """
 
     def __init__(

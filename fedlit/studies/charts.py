@@ -1,4 +1,4 @@
-"""The figures of a study as PNG and PDF: curves over rounds and bytes, clients in the end, rounds to the target.
+"""The figures of a study as PNG and PDF: curves over rounds and bytes, and clients in the end.
 
 Rows have colours that are distinct to the colour-blind (Okabe and Ito, https://jfly.uni-koeln.de/color/), and line
 styles and markers of their own, for print without colours.
@@ -16,7 +16,7 @@ import pandas as pd
 from fedlit.studies.outcome import Outcome
 from fedlit.studies.results import Results, client_values
 from fedlit.studies.study import Cell
-from fedlit.studies.tables import reached, short, targets_of, unit_of
+from fedlit.studies.tables import short, unit_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,7 +29,6 @@ FIGURES = {
     "curves_over_rounds": "Curves over rounds",
     "curves_over_bytes": "Curves over communication",
     "clients": "Clients in the end",
-    "rounds_to_target": "Rounds to the target",
 }
 BESIDE = 3  # panels beside each other
 WIDTH = 3.4  # inches of a panel
@@ -43,16 +42,13 @@ def draw_all(results: Results) -> Iterator[tuple[str, "Figure"]]:
     """Every figure of a study, with the name of its files."""
     cells = results.study.cells
     band = "line: mean over seeds; band: ± standard deviation; (k/n): k of n seeds"
-    lanes = 0.7 + 0.42 * len(results.study.rows)
     yield "curves_over_rounds", _panels(results, partial(_draw_curves, over="rounds"), HEIGHT, band)
     if any(cell.measure.is_by_round for cell in cells):
         yield "curves_over_bytes", _panels(results, partial(_draw_curves, over="bytes"), HEIGHT, band)
     if results.summary["worst_client"].notna().any():
         note = "a dot: a client of a run; box: quartiles and median over clients and seeds"
-        yield "clients", _panels(results, _draw_clients, lanes, note, names=True)
-    if any(cell.measure.target is not None for cell in cells):
-        note = "bar: mean over the runs that reached the target, k of n; a dot: a run"
-        yield "rounds_to_target", _panels(results, _draw_target, lanes, note, names=True)
+        height = 0.7 + 0.42 * len(results.study.rows)
+        yield "clients", _panels(results, _draw_clients, height, note, names=True)
 
 
 def save(figure: "Figure", path: Path, kind: str) -> None:
@@ -63,15 +59,7 @@ def save(figure: "Figure", path: Path, kind: str) -> None:
 
 
 def _panels(results: Results, draw: Draw, height: float, note: str, names: bool = False) -> "Figure":
-    """A panel for each column.
-
-    Args:
-        results: Of a study.
-        draw: Draws a panel.
-        height: Inches of a panel.
-        note: How to read it; stands at the foot.
-        names: Whether rows stand by name at the axis; else they stand in a legend above.
-    """
+    """A panel for each column, a note at the foot, and rows by `names` at the axis or in a legend above."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -87,7 +75,7 @@ def _panels(results: Results, draw: Draw, height: float, note: str, names: bool 
     handles: dict[str, Any] = {}
     for panel, column in zip(axes.flat, columns, strict=False):
         draw(panel, results, [cell for cell in results.study.cells if cell.column == column])
-        panel.set_title(literal(short(column, 44)), fontsize="medium")
+        panel.set_title(short(column, 44), fontsize="medium")
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
         if names:
@@ -106,18 +94,8 @@ def _label(results: Results, row: str) -> str:
     """A row by its name, and (k/n) where a cell of it has only k of n runs: its curve is not of the same seeds."""
     seeds = len(results.study.seeds)
     fewest = min(len(results.outcomes_of(cell)) for cell in results.study.cells if cell.row == row)
-    name = literal(short(row, NAME))
+    name = short(row, NAME)
     return name if fewest == seeds else f"{name} ({fewest}/{seeds})"
-
-
-def literal(text: str) -> str:
-    r"""Text that matplotlib prints as it is: between two dollars it would be taken for a formula.
-
-    Example:
-        >>> print(literal("$mu$ = 1"))
-        \$mu\$ = 1
-    """
-    return text.replace("$", r"\$")
 
 
 def _look(results: Results, cell: Cell) -> tuple[int, str, str]:
@@ -171,10 +149,8 @@ def curve_of(results: Results, cell: Cell) -> pd.DataFrame:
 
 def bytes_up_to(outcome: Outcome, rounds: pd.Index) -> pd.Series:
     """All bytes up to and with each of some rounds; a round without communication adds nothing."""
-    by_round = outcome.ledger.groupby("round")["bytes"].sum().sort_index()
-    total = np.concatenate([[0.0], by_round.cumsum().to_numpy(dtype=float)])
-    position = np.searchsorted(by_round.index.to_numpy(dtype=int), rounds.to_numpy(dtype=int), side="right")
-    return pd.Series(total[position], index=rounds)
+    total = outcome.ledger.groupby("round")["bytes"].sum().cumsum()
+    return total.reindex(rounds, method="ffill").fillna(0).astype(float)
 
 
 def _draw_clients(axes: "Axes", results: Results, cells: Sequence[Cell]) -> None:
@@ -195,26 +171,6 @@ def _draw_clients(axes: "Axes", results: Results, cells: Sequence[Cell]) -> None
     axes.margins(x=0.05)
     axes.grid(color="0.92", axis="x")
     axes.set_xlabel(_joined(cell.measure.label for cell in cells))
-
-
-def _draw_target(axes: "Axes", results: Results, cells: Sequence[Cell]) -> None:
-    for cell in cells:
-        number, colour, marker = _look(results, cell)
-        rounds = results.done_runs_of(cell)["rounds_to_target"].dropna().astype(float).to_list()
-        came, done = reached(results, cell)
-        if rounds:
-            axes.barh(number, np.mean(rounds), height=0.6, color=colour, alpha=0.6)
-            axes.plot(rounds, [number] * len(rounds), marker, color="black", markersize=3.5)
-        end = (max(rounds, default=0.0), number)
-        text = f"{came} of {done}" if done else "no run"
-        axes.annotate(text, end, xytext=(5, 0), textcoords="offset points", va="center", fontsize="small")
-    axes.margins(x=0.25)
-    axes.locator_params(axis="x", integer=True)
-    axes.set_xlim(left=0)
-    axes.grid(color="0.92", axis="x")
-    axes.set_axisbelow(True)
-    targets = " or ".join(f"{target:g}" for target in targets_of(cells))
-    axes.set_xlabel(f"Rounds to the target {targets}")
 
 
 def _joined(labels: Iterable[str], between: str = "\n") -> str:

@@ -1,9 +1,4 @@
-"""What differs between configurations: of a study's cells, and of existing runs, which become a study by it.
-
-Before the runs: arguments that rows inherit. Where an option is given another class, arguments of the same name that a
-recipe gave the class before are inherited; a column that names a partition may thus mean another one for a row whose
-recipe has a partition of its own. After the runs: options that differ between rows or columns, as recorded.
-"""
+"""What differs between configurations: of a study's cells, and of existing runs, which become a study by it."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -15,7 +10,6 @@ import pandas as pd
 from fedlit.studies.options import flat, flat_options
 from fedlit.studies.outcome import Outcome
 from fedlit.studies.results import Results
-from fedlit.studies.runs import Run
 from fedlit.studies.study import ONLY_COLUMN, Cell, SeedPair, Study, build_study
 
 NOT_COMPARED = (
@@ -45,76 +39,31 @@ def differing_options(configs: Iterable[Mapping[str, Any]]) -> list[str]:
     return [name for name in names if any(config.get(name) != configs[0].get(name) for config in configs)]
 
 
-def inherited_arguments(planned: Mapping[Cell, list[Run]]) -> list[str]:
-    """A line for each argument of a class named by a column that differs between rows which do not set it."""
-    by_option: dict[tuple[str, str], dict[str, dict[str, Any]]] = defaultdict(dict)
-    for cell, runs in planned.items():
-        _, of_column, of_row = cell.options[:3]
-        own = [_short(option) for option, _ in flat_options(of_row)]
-        config = flat(runs[0].config)
-        for option in [_short(option) for option, _ in flat_options(of_column)]:
-            is_own = any(name.startswith(option) or option.startswith(f"{name}.") for name in own)
-            if option not in ("model", "data") and not is_own:  # a recipe keeps its method and data
-                arguments = {name: value for name, value in config.items() if name.startswith(f"{option}.")}
-                by_option[cell.column, option][cell.row] = arguments
-    lines = []
-    for (column, _), rows in by_option.items():
-        for name in differing_options(rows.values()):
-            values = ", ".join(f"{arguments.get(name)} in {row}" for row, arguments in rows.items())
-            lines.append(
-                f"{column}: `{name}` is {values}: inherited from the class that the recipe gave; set it in the column "
-                "for all."
-            )
-    return list(dict.fromkeys(lines))
-
-
-def _short(option: str) -> str:
-    """The option as one would type it."""
-    return option.replace(".init_args", "")
-
-
 def differences(results: Results, between: Literal["row", "column"]) -> pd.DataFrame:
     """Options that differ between rows of a column, or between columns of a row: what each row or column has."""
-    known = _configs(results)
-    other = "column" if between == "row" else "row"
-    names: set[str] = set()
-    for group in {getattr(cell, other): None for cell in known}:
-        names.update(differing_options(config for cell, config in known.items() if getattr(cell, other) == group))
-    found: dict[str, dict[str, str]] = {}
-    for name in sorted(names):
-        values: dict[str, dict[str, None]] = {}
-        for cell, config in known.items():
-            values.setdefault(getattr(cell, between), {})[str(config.get(name, ABSENT))] = None
-        found[name] = {owner: " / ".join(its) for owner, its in values.items()}  # it may depend on the other, too
-    return pd.DataFrame.from_dict(found, orient="index").fillna("")
-
-
-def _configs(results: Results) -> dict[Cell, dict[str, Any]]:
-    """Every option of each cell's first finished run."""
-    found: dict[Cell, dict[str, Any]] = {}
-    for cell in results.study.cells:
-        for _, outcome in results.outcomes_of(cell):
-            found.setdefault(cell, flat(outcome.config))
-    return found
+    cells = [cell for cell in results.study.cells if results.outcomes_of(cell)]
+    configs = [flat(results.outcomes_of(cell)[0][1].config) for cell in cells]
+    options = sorted({name for config in configs for name in config if name not in NOT_COMPARED})
+    shown = pd.DataFrame([{name: str(config.get(name, ABSENT)) for name in options} for config in configs])
+    groups = [cell.column if between == "row" else cell.row for cell in cells]
+    owners = [cell.row if between == "row" else cell.column for cell in cells]
+    differ = shown.groupby(groups).nunique().gt(1).any()
+    values = shown.loc[:, differ].groupby(owners, sort=False)
+    return values.agg(lambda its: " / ".join(dict.fromkeys(its))).T  # several where they depend on the other, too
 
 
 def warnings(results: Results) -> list[str]:
     """What else than the method differs between rows: their data, or how long they train if no row asks for it."""
-    known = _configs(results)
     lines = []
-    for column in results.study.columns:
-        group = [config for cell, config in known.items() if cell.column == column]
-        options = [name for name in differing_options(group) if name.startswith(DATA)] if group else []
-        if options:
-            where = f" of {column}" if column else ""
-            differing = ", ".join(options)
-            lines.append(f"the rows{where} differ in their data, so methods alone are not compared: {differing}")
-    asked = {option for cell in results.study.cells for given in cell.options[2:] for option, _ in flat_options(given)}
     table = differences(results, "row")
+    of_data = [name for name in table.index if name.startswith(DATA)]
+    if of_data:
+        lines.append(f"The rows differ in their data, so methods alone are not compared: {', '.join(of_data)}.")
+    asked = {option for cell in results.study.cells for given in cell.options[2:] for option, _ in flat_options(given)}
     for option in EFFORT:
         if option in table.index and option not in asked:
             values = ", ".join(f"{row} {value}" for row, value in table.loc[option].items())
-            lines.append(f"the rows differ in how long they train: {option} is {values}; set it for all")
+            lines.append(f"The rows differ in how long they train: {option} is {values}; set it for all.")
     return lines
 
 
@@ -122,15 +71,14 @@ def warnings(results: Results) -> list[str]:
 
 
 def of_runs(folders: Iterable[Path], content: Mapping[str, Any]) -> tuple[Study, dict[tuple[Cell, SeedPair], Outcome]]:
-    """A study of existing runs: options of the data that differ make columns, other options rows.
-
-    Args:
-        folders: Of runs, each with a config.yaml and a metrics.csv.
-        content: Further keys of the study, such as `measure` and `baseline`.
-    """
+    """A study of existing runs, with further keys: options of the data that differ make columns, others rows."""
     outcomes = [Outcome(folder) for folder in folders]
     for outcome in outcomes:
-        _check_run(outcome)
+        for name in ("metrics.csv", "config.yaml", "events.jsonl", "ledger.csv"):
+            if not (outcome.folder / name).is_file():
+                raise ValueError(f"`--from-runs {outcome.folder}` is not the folder of a run: it has no {name}.")
+        if outcome.metrics.empty:
+            raise ValueError(f"`--from-runs {outcome.folder}`: the run has not ended a round.")
     configs = [flat(outcome.config) for outcome in outcomes]
     columns = [name for name in differing_options(configs) if name.startswith(DATA)]
     placed: dict[tuple[str, str], dict[SeedPair, Outcome]] = defaultdict(dict)
@@ -158,22 +106,12 @@ def of_runs(folders: Iterable[Path], content: Mapping[str, Any]) -> tuple[Study,
     return study, {(cells[place], pair): outcome for place, runs in placed.items() for pair, outcome in runs.items()}
 
 
-def _check_run(outcome: Outcome) -> None:
-    for name in ("metrics.csv", "config.yaml", "events.jsonl", "ledger.csv"):
-        if not (outcome.folder / name).is_file():
-            raise ValueError(f"`--from-runs {outcome.folder}` is not the folder of a run: it has no {name}.")
-    if outcome.metrics.empty:
-        raise ValueError(f"`--from-runs {outcome.folder}`: the run has not ended a round.")
-
-
 def _row_name(config: Mapping[str, Any], configs: Iterable[Mapping[str, Any]]) -> str:
     """The method, and the options in which it differs from other runs of the same method."""
     method = config.get("model.class_path", "run")
-    of_method = [other for other in configs if other.get("model.class_path", "run") == method]
-    differing = [name for name in differing_options(of_method) if not name.startswith(DATA)]
-    details = _name(config, [name for name in differing if not isinstance(config.get(name), dict | list | None)])
-    name = str(method).rpartition(".")[2]
-    return f"{name} ({details})" if details else name
+    differing = differing_options(other for other in configs if other.get("model.class_path", "run") == method)
+    details = _name(config, [name for name in differing if not name.startswith(DATA)])
+    return str(method).rpartition(".")[2] + (f" ({details})" if details else "")
 
 
 def _name(config: Mapping[str, Any], differing: Iterable[str]) -> str:

@@ -16,6 +16,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from multiprocessing import get_context, parent_process
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import DupFd
@@ -33,7 +34,7 @@ from fedlit.records.progress import duration
 from fedlit.records.run_folder import lock_folder
 from fedlit.records.stop_signals import stop_signals
 from fedlit.studies.outcome import Outcome
-from fedlit.studies.runs import CONFIG, LOG, Command, Run
+from fedlit.studies.runs import LOG, Command, Run
 
 PAUSE = 0.2  # seconds between two looks at the runs
 GRACE = 30.0  # seconds that a run has to save itself after `run_timeout`
@@ -110,56 +111,24 @@ def _end_with_study() -> None:
     os.kill(os.getpid(), SIGTERM)
 
 
-class StudyProgress:
-    """Prints which runs are done and about how long the others take.
+def seconds_left(runs: Iterable[Run], jobs: int) -> float | None:
+    """About how many seconds runs take that are not done, by those that are, of the same cell if there is one."""
+    runs = list(runs)
+    known: dict[str, list[float]] = defaultdict(list)
+    for run in runs:
+        if run.status == "done":
+            with suppress(ValueError, OSError):  # damaged records are reported when results are gathered
+                known[str(run.cell)].append(seconds_of(run.folder or run.root))
+    if not known:
+        return None
+    every = [seconds for of_cell in known.values() for seconds in of_cell]
+    return sum(fmean(known.get(str(run.cell), every)) for run in runs if run.status != "done") / jobs
 
-    Args:
-        runs: All that this call is to make.
-        jobs: Runs at once.
-        enabled: Whether to print anything.
-    """
 
-    def __init__(self, runs: Iterable[Run], jobs: int, enabled: bool = True) -> None:
-        self.runs = list(runs)
-        self.jobs = jobs
-        self.enabled = enabled
-        self.finished: list[Run] = []
-        self.seconds: dict[str, list[float]] = defaultdict(list)  # of runs that are done, by cell
-        self.starts: dict[Run, float] = {}
-        for run in self.runs:
-            if run.status == "done" and run.folder is not None:
-                with suppress(ValueError, OSError):  # damaged records are reported when results are gathered
-                    self.seconds[str(run.cell)].append(seconds_of(run.root, Outcome(run.folder)))
-
-    def started(self, run: Run) -> None:
-        """A run begins or is resumed."""
-        self.starts[run] = monotonic()
-
-    def done(self, run: Run) -> None:
-        """A run has finished, in this call or before."""
-        self.finished.append(run)
-        if run in self.starts:
-            seconds = monotonic() - self.starts[run]
-            self.seconds[str(run.cell)].append(seconds)
-            left = self.left()
-            self._print(f"{run}: done in {duration(seconds)}{f'; about {duration(left)} left' if left else ''}")
-
-    def failed(self, run: Run, reason: str) -> None:
-        """A run has failed."""
-        self.finished.append(run)
-        self._print(f"{run}: failed: {reason}")
-
-    def left(self) -> float | None:
-        """About how many seconds are left; None before any run is done."""
-        known = [seconds for of_cell in self.seconds.values() for seconds in of_cell]
-        if not known:
-            return None
-        left = [run for run in self.runs if run not in self.finished]
-        return sum(fmean(self.seconds.get(str(run.cell), known)) for run in left) / self.jobs
-
-    def _print(self, line: str) -> None:
-        if self.enabled:
-            print(f"[{len(self.finished)}/{len(self.runs)}] {line}", flush=True)
+@cache
+def seconds_of(folder: Path) -> float:
+    """Seconds of a finished run."""
+    return Outcome(folder).total_seconds
 
 
 @dataclass
@@ -179,47 +148,39 @@ class Job:
     lock: TextIO
     command: Command
     process: BaseProcess
-    begun: float = field(default_factory=monotonic)
+    begun: float
     late: float | None = None
 
 
+@dataclass
 class Execution:
     """Makes runs, so many at a time.
 
-    Args:
+    Attributes:
         runs: In the order in which they begin.
         jobs: How many are made at once.
-        progress: Shows what is done.
         waits: Whether to wait for runs that another call is making, and to make those that it leaves.
         launcher: Starts their processes.
         run_timeout: Seconds after which a run is ended and has failed; None is without a limit.
-
-    Attributes:
         failures: Why a run has failed.
         is_disk_full: Whether a run has failed because the disk was full.
         stopped_by: The signal that ended the study early, if one did.
     """
 
-    def __init__(
-        self,
-        runs: Iterable[Run],
-        jobs: int,
-        progress: StudyProgress,
-        waits: bool,
-        launcher: Launcher,
-        run_timeout: float | None = None,
-    ) -> None:
-        self.queue = deque(runs)
-        self.jobs = jobs
-        self.progress = progress
-        self.waits = waits
-        self.launcher = launcher
-        self.run_timeout = run_timeout
+    runs: list[Run]
+    jobs: int
+    waits: bool
+    launcher: Launcher
+    run_timeout: float | None = None
+    failures: dict[Run, str] = field(default_factory=dict)
+    is_disk_full: bool = False
+    stopped_by: int | None = None
+
+    def __post_init__(self) -> None:
+        self.queue = deque(self.runs)
         self.held: deque[Run] = deque()  # by another call
         self.active: list[Job] = []
-        self.failures: dict[Run, str] = {}
-        self.is_disk_full = False
-        self.stopped_by: int | None = None
+        self.ended = 0
         self.is_stopping = False
 
     def run(self) -> None:
@@ -240,22 +201,22 @@ class Execution:
                 job.process.terminate()
 
     def _note_signal(self, number: int) -> None:
-        self.stopped_by = number
+        self.stopped_by = number  # by another thread
 
     def _stop_if_asked(self) -> None:
-        if self.stopped_by is None or self.is_stopping:
-            return
-        self.is_stopping = True
-        self.queue.clear()
-        self.held.clear()
-        for job in self.active:
-            job.process.terminate()
+        """After a signal, begin no more runs, and ask those under way to end, once: each saves itself."""
+        if self.stopped_by is not None and not self.is_stopping:
+            self.is_stopping = True
+            self.queue.clear()
+            self.held.clear()
+            for job in self.active:
+                job.process.terminate()
 
     def _begin_some(self) -> None:
         while self.queue and len(self.active) < self.jobs:
             run = self.queue.popleft()
             if run.status == "done":
-                self.progress.done(run)
+                self.ended += 1
                 continue
             try:
                 run.root.mkdir(parents=True, exist_ok=True)
@@ -272,8 +233,8 @@ class Execution:
     def _start(self, run: Run, lock: TextIO, begun: float | None = None) -> bool:
         """Start what a claimed run has left to do; whether there is a process now."""
         command = run.next_command
-        if command is None:
-            self.progress.done(run)
+        if command is None:  # another call has made it meanwhile
+            self.ended += 1
             return False
         try:
             arguments = run.arguments(command, run.write_config())
@@ -281,8 +242,6 @@ class Execution:
         except (ValueError, OSError) as error:  # code or data have changed meanwhile, or the folder cannot be written
             self._fail(run, str(error), is_full(error))
             return False
-        if begun is None:
-            self.progress.started(run)
         self.active.append(Job(run, lock, command, process, begun or monotonic()))
         return True
 
@@ -291,8 +250,10 @@ class Execution:
         for job in self.active:
             now = monotonic()
             if job.late is not None and now - job.late > GRACE:
-                with suppress(ProcessLookupError):
-                    os.killpg(job.process.pid or 0, SIGKILL)  # it leads a session
+                assert job.process.pid is not None
+                with suppress(ProcessLookupError):  # it leads a session once it runs
+                    os.killpg(job.process.pid, SIGKILL)
+                job.process.kill()
             elif job.late is None and self.run_timeout is not None and now - job.begun > self.run_timeout:
                 job.late = now
                 job.process.terminate()
@@ -310,14 +271,16 @@ class Execution:
         """Whether the run has begun with what it has left to do, under the same claim; else it has ended."""
         left = job.run.next_command
         if left is None:
-            self.progress.done(job.run)
+            rest = seconds_left(self.runs, self.jobs)
+            about = f"; about {duration(rest)} left" if rest else ""
+            self._end(job.run, f"done in {duration(monotonic() - job.begun)}{about}")
         elif self.stopped_by is not None:
             pass  # the next call goes on with it
         elif job.late is not None:
             self._fail(job.run, f"it took longer than `run_timeout`, {self.run_timeout:g} s, and was ended")
         elif code != 0 or left == job.command:
-            is_full = code == NOT_WRITTEN and job.run.folder is not None  # else its folder is gone
-            self._fail(job.run, reason(job.run, code), is_full)
+            is_disk_full = code == NOT_WRITTEN and job.run.folder is not None  # else its folder is gone
+            self._fail(job.run, reason(job.run, code), is_disk_full)
         else:
             return self._start(job.run, job.lock, job.begun)
         return False
@@ -325,7 +288,11 @@ class Execution:
     def _fail(self, run: Run, why: str, is_disk_full: bool = False) -> None:
         self.is_disk_full |= is_disk_full
         self.failures[run] = why
-        self.progress.failed(run, why)
+        self._end(run, f"failed: {why}")
+
+    def _end(self, run: Run, how: str) -> None:
+        self.ended += 1
+        print(f"[{self.ended}/{len(self.runs)}] {run}: {how}", flush=True)
 
 
 def reason(run: Run, code: int) -> str:
@@ -341,15 +308,3 @@ def reason(run: Run, code: int) -> str:
     if code < 0:
         return f"killed by {Signals(-code).name}; its last line: {last} (all of it in {log})"
     return f"{last.removeprefix('fedlit: error: ')} (exit {code}; all of it in {log})"
-
-
-def seconds_of(root: Path, outcome: Outcome) -> float:
-    """Seconds that a run of an earlier call took: from writing its options to its last output, if it ran in one go.
-
-    Its rounds alone would leave out the start of the process, which counts for a small run.
-    """
-    in_rounds = outcome.total_seconds
-    is_whole = sum(event["event"] == "fit" for event in outcome.events) == 1
-    if not is_whole or not (root / CONFIG).exists() or not (root / LOG).exists():
-        return in_rounds
-    return max(in_rounds, (root / LOG).stat().st_mtime - (root / CONFIG).stat().st_mtime)

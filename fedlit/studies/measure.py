@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from fedlit.studies.options import check_keys, is_number
+from fedlit.studies.options import check_keys, is_number, is_whole, require
 
 At = Literal["last", "best", "median_of_last_ten", "rounds_to_target", "bytes_to_target", "seconds_to_target"]
 OverClients = Literal["mean", "worst", "worst_tenth", "spread"]
@@ -65,16 +65,13 @@ class Measure:
         """From a study's file, checked."""
         check_keys(given, KEYS, "`measure`")
         metric = given.get("metric", cls.metric)
-        if not isinstance(metric, str) or KEY.fullmatch(metric) is None:
-            raise ValueError(
-                f"`measure.metric` must be metric/model_on_data, such as acc/global_on_own, got {metric!r}."
-            )
+        is_metric = isinstance(metric, str) and KEY.fullmatch(metric) is not None
+        require(is_metric, "`measure.metric` must be metric/model_on_data, such as acc/global_on_own", metric)
         choices = {"at": At, "over_clients": OverClients, "over": Over, "direction": Direction}
         for name, allowed in choices.items():
             value = given.get(name, getattr(cls, name))
-            if value not in (*get_args(allowed), getattr(cls, name)):
-                expected = ", ".join(get_args(allowed))
-                raise ValueError(f"`measure.{name}` must be one of {expected}, got {value!r}.")
+            expected = f"`measure.{name}` must be one of {', '.join(get_args(allowed))}"
+            require(value in (*get_args(allowed), getattr(cls, name)), expected, value)
         _check_target(given, metric)
         _check_kinds(given)
         percent = given.get("percent", metric.startswith("acc/"))
@@ -184,26 +181,24 @@ def _check_target(given: Mapping[str, Any], metric: str) -> None:
     at, over, target = given.get("at"), given.get("over", "rounds"), given.get("target")
     if target is None and at in TO_TARGET:
         raise ValueError(f"`measure.at: {at}` needs a `target`, such as 0.9.")
-    if target is not None and not is_number(target):
-        raise ValueError(f"`measure.target` must be a number, got {target!r}.")
+    require(target is None or is_number(target), "`measure.target` must be a number", target)
     if over != "rounds" and target is not None:
         raise ValueError(
             f"`measure.over: {over}` has no rounds, bytes or seconds to a target; set `at: last`, and no `target`."
         )
-    if over == "newcomers" and OF_NEWCOMERS.search(metric) is None:
-        raise ValueError(
-            "`measure.metric` of newcomers must be metric/model_on_unseen, the model one of personal, finetuned "
-            f"and scratch, such as acc/personal_on_unseen, got {metric!r}."
+    if over == "newcomers":
+        require(
+            OF_NEWCOMERS.search(metric) is not None,
+            "`measure.metric` of newcomers must be metric/model_on_unseen, the model one of personal, finetuned and "
+            "scratch, such as acc/personal_on_unseen",
+            metric,
         )
 
 
 def _check_kinds(given: Mapping[str, Any]) -> None:
-    client = given.get("client")
-    if client is not None and (isinstance(client, bool) or not isinstance(client, int) or client < 0):
-        raise ValueError(f"`measure.client` must be the id of a client, got {client!r}.")
+    client, stage, percent = given.get("client"), given.get("stage"), given.get("percent", True)
+    require(client is None or is_whole(client, 0), "`measure.client` must be the id of a client", client)
+    require(isinstance(stage, str | None), "`measure.stage` must be the name of a stage", stage)
+    require(isinstance(percent, bool), "`measure.percent` must be true or false", percent)
     if client is not None and "over_clients" in given:
         raise ValueError("`measure.client` and `measure.over_clients` exclude each other; give one.")
-    if not isinstance(given.get("stage"), str | None):
-        raise ValueError(f"`measure.stage` must be the name of a stage, got {given['stage']!r}.")
-    if not isinstance(given.get("percent", True), bool):
-        raise ValueError(f"`measure.percent` must be true or false, got {given['percent']!r}.")

@@ -1,9 +1,8 @@
-"""Options by name: read strictly from a study's file, flattened, and as arguments of `fedlit fit`."""
+"""Options by name: read strictly from a study's file, and flattened."""
 
 import difflib
-import json
 from collections.abc import Iterable, Iterator, Mapping
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +17,16 @@ def read_mapping(path: Path) -> Mapping[str, Any]:
         content = read_yaml(path, str(path))
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}.") from error
-    if isinstance(content, Mapping) and content:
-        return content
-    kind = "nothing"
-    if content is not None:
-        kind = f"a {type(content).__name__}"
-    raise ValueError(f"{path} must hold a study by name, such as `rows:`, got {kind}.")
+    if not isinstance(content, Mapping) or not content:
+        kind = "nothing" if content is None else f"a {type(content).__name__}"
+        raise ValueError(f"{path} must hold a study by name, such as `rows:`, got {kind}.")
+    return content
 
 
 def as_mapping(value: Any, where: str) -> Mapping[str, Any]:
     """The value, if it holds things by name; nothing is an empty mapping."""
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{where} must hold options by name, got {value!r}.")
-    return value
+    require(isinstance(value, Mapping | None), f"{where} must hold options by name", value)
+    return value or {}
 
 
 def check_keys(given: Iterable[Any], known: Iterable[str], where: str) -> None:
@@ -46,24 +40,20 @@ def check_keys(given: Iterable[Any], known: Iterable[str], where: str) -> None:
         raise ValueError(f"{where}: `{key}` is not known; {hint}")
 
 
+def require(is_right: bool, what: str, given: Any) -> None:
+    """Refuse a value in a line that says what it must be."""
+    if not is_right:
+        raise ValueError(f"{what}, got {given!r}.")
+
+
+def is_whole(value: Any, least: int, most: float = inf) -> bool:
+    """Whether YAML gave a whole number within bounds; a bool is none."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
 def is_number(value: Any) -> bool:
     """Whether YAML gave a finite number; a bool is none."""
     return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
-
-
-def as_arguments(options: Mapping[str, Any]) -> list[str]:
-    """Options by name, dotted or nested as in a recipe, as arguments of a command.
-
-    Example:
-        >>> as_arguments({"model.alpha": 0.5, "trainer": {"num_rounds": 3, "fast": True}})
-        ['--model.alpha=0.5', '--trainer.num_rounds=3', '--trainer.fast=true']
-        >>> as_arguments({"model": {"class_path": "FedAvg", "init_args": {"weighting": "uniform"}}})
-        ['--model={"class_path": "FedAvg", "init_args": {"weighting": "uniform"}}']
-    """
-    found = []
-    for name, value in flat_options(options):
-        found.append(f"--{name}={_typed(value)}")
-    return found
 
 
 def flat_options(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -75,13 +65,6 @@ def flat_options(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple
             yield from flat_options(value, f"{name}.")
         else:
             yield name, value
-
-
-def _typed(value: Any) -> str:
-    """A value as one would type it."""
-    if isinstance(value, str):
-        return value
-    return json.dumps(value)
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

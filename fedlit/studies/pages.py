@@ -28,7 +28,6 @@ from fedlit.studies.tables import (
     Table,
     clients_table,
     cost_table,
-    data_table,
     difference_table,
     latex_table,
     main_table,
@@ -71,29 +70,25 @@ def study_lock(output: Path) -> Iterator[None]:
 
 
 def write_all(results: Results, output: Path, command: str, selection: Selection | None = None) -> None:
-    """All that is made of a study; to be called within `study_lock`, in which the runs were gathered.
-
-    Args:
-        results: What is known of its runs.
-        output: The study's folder.
-        command: As it was typed.
-        selection: Of settings, if the study has a sweep.
-    """
+    """All that is made of a study; to be called within `study_lock`, in which the runs were gathered."""
     settings = None if selection is None else selection.table
     for name, frame in (("runs.csv", results.runs), ("summary.csv", results.summary)):
         write_whole(output / name, frame.to_csv(index=False))
     write_whole(output / "table.md", markdown_tables(results, settings))
     write_whole(output / "table.tex", latex_table(results))
-    drawn = dict(draw_all(results))
-    for name in FIGURES:
+    from matplotlib import rc_context
+
+    pictures = []
+    with rc_context({"text.parse_math": False}):  # what stands between two dollars is no formula
+        drawn = dict(draw_all(results))
+        for name, figure in drawn.items():
+            for kind in KINDS:
+                with replacing(output / f"{name}.{kind}") as temporary:
+                    save(figure, temporary, kind)
+            pictures.append(picture(output / f"{name}.png", FIGURES[name]))
+    for name in FIGURES.keys() - drawn.keys():  # of an earlier call
         for kind in KINDS:
-            path = output / f"{name}.{kind}"
-            if name not in drawn:  # of an earlier call with a target
-                path.unlink(missing_ok=True)
-                continue
-            with replacing(path) as temporary:
-                save(drawn[name], temporary, kind)
-    pictures = [picture(output / f"{name}.png", FIGURES[name]) for name in drawn]
+            (output / f"{name}.{kind}").unlink(missing_ok=True)
     write_whole(output / REPORT, study_page(results, pictures, command, selection))
 
 
@@ -102,48 +97,36 @@ def study_page(
 ) -> str:
     """The page of a study, as HTML."""
     study = results.study
-    runs = [(run, f"{run.training_seed} and {run.partition_seed}") for run in results.runs.itertuples()]
-    reasons = {
-        (cell.row, cell.column, f"{pair.training} and {pair.partition}"): reason
-        for (cell, pair), reason in results.failures.items()
-    }
+    runs = results.runs
+    whys = {(cell.row, cell.column, *pair): why for (cell, pair), why in results.failures.items()}
+    places = runs[["row", "column", "training_seed", "partition_seed"]].itertuples(index=False, name=None)
+    shown = runs[["row", "column"]].assign(seeds=runs["training_seed"].astype(str), status=runs["status"])
+    shown["seeds"] += " and " + runs["partition_seed"].astype(str)
+    missing = shown.assign(why=[whys.get(place, "") for place in places])[runs["status"] != "done"]
+    values = ["" if pd.isna(value) else f"{value:.6g}" for value in runs["value"]]
     made_with: Counter[tuple[str, ...]] = Counter()
     for outcome in results.outcomes.values():
         made_with[tuple(str(outcome.environment.get(name, "not recorded")) for name in ENVIRONMENT)] += 1
     configurations = [(between, differences(results, between)) for between in ("row", "column")]
-    tables = (main_table, difference_table, clients_table, cost_table, target_table, data_table)
+    tables = (main_table, difference_table, clients_table, cost_table, target_table)
     return render(
         "study.html.j2",
         title=study.title,
-        lead=[study.source, study.note, _describe_shape(results)],
+        lead=[study.source, study.note],
+        study=study,
+        done=len(results.outcomes),
         warnings=[*warnings(results), *(() if selection is None else selection.edges)],
-        missing=[
-            (run.row, run.column, seeds, run.status, reasons.get((run.row, run.column, seeds), ""))
-            for run, seeds in runs
-            if run.status != "done"
-        ],
         tables=[table for table in (make(results) for make in tables) if table is not None],
         settings=None if selection is None else selection.table,
-        runs=[
-            (run.row, run.column, seeds, run.status, "" if pd.isna(run.value) else f"{run.value:.6g}", run.folder)
-            for run, seeds in runs
-        ],
+        missing=missing,
+        runs=shown.assign(value=values, folder=runs["folder"]),
         pictures=pictures,
         left_out=_left_out(results),
         configurations=[(between, frame) for between, frame in configurations if not frame.empty],
         command=command,
-        seeds=study.seeds,
         environment=ENVIRONMENT,
         made_with=[(f"{number} runs", *values) for values, number in made_with.items()],
     )
-
-
-def _describe_shape(results: Results) -> str:
-    """How many rows, columns and runs a study has."""
-    study = results.study
-    columns = f", {len(study.columns)} columns" if len(study.columns) > 1 else ""
-    runs = f"{len(results.outcomes)} of {len(study.cells) * len(study.seeds)} runs are done."
-    return f"{len(study.rows)} rows{columns}, {len(study.seeds)} pairs of seeds; {runs}"
 
 
 def _left_out(results: Results) -> list[tuple[str, ...]]:

@@ -1,17 +1,25 @@
-"""The results of a study: a line for each run and a summary for each cell, from the records of the runs."""
+"""The results of a study: a line for each run and a summary for each cell, from the records of the runs.
 
-from collections.abc import Mapping
+Two rows are run with the same pairs of seeds, so what is looked at is the difference within each pair, by scipy:
+
+    d_i = a_i - b_i,    mean(d) ± t_{0.975, n-1} sd(d) / sqrt(n),    p of the paired t-test.
+
+A p-value is of one comparison; nothing is corrected for there being many.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import nan
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from scipy import stats
 
 from fedlit.records.rows import POOLED
 from fedlit.studies.measure import TO_TARGET, Measure, OverClients
 from fedlit.studies.outcome import Outcome, number_of, over_clients
-from fedlit.studies.statistics import Estimate, estimate, paired
 from fedlit.studies.study import Cell, SeedPair, Study
 
 RUN_COLUMNS = (
@@ -32,7 +40,75 @@ RUN_COLUMNS = (
     "left_out",
     "folder",
 )
+OVER_CLIENTS: dict[str, OverClients] = {"worst_client": "worst", "worst_tenth": "worst_tenth", "spread": "spread"}
 AVERAGED = ("worst_client", "worst_tenth", "spread", "better_than_alone", "rounds", "bytes", "seconds", *TO_TARGET)
+LEVEL = 0.95
+ROUNDING = 1e-12  # of equal differences of unequal numbers
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean with its 95 % interval; without a spread (one value only) the interval is nan.
+
+    Attributes:
+        n: Values.
+        mean: Their mean.
+        sd: Their standard deviation, with n - 1.
+        low: Where the interval begins.
+        high: Where it ends.
+        p: Of the mean being 0, two-sided.
+    """
+
+    n: int
+    mean: float
+    sd: float
+    low: float
+    high: float
+    p: float
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether the interval lies on one side of 0."""
+        return self.low > 0 or self.high < 0
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """Mean, standard deviation, interval and p of some values.
+
+    Example:
+        >>> e = estimate([1.0, 2.0, 3.0])  # sd 1, t_{0.975, 2} = 4.303, so 2 ± 4.303 / sqrt(3)
+        >>> round(e.low, 3), round(e.high, 3), round(e.p, 4)
+        (-0.484, 4.484, 0.0742)
+    """
+    return _estimated(tuple(map(float, values)))
+
+
+@lru_cache(maxsize=100_000)  # scipy takes a millisecond, and tables, figures and verdicts ask again
+def _estimated(values: tuple[float, ...]) -> Estimate:
+    numbers = np.asarray(values)
+    n = len(numbers)
+    if n == 0:
+        return Estimate(0, nan, nan, nan, nan, nan)
+    mean = float(numbers.mean())
+    if n == 1:
+        return Estimate(1, mean, nan, nan, nan, nan)
+    sd = float(numbers.std(ddof=1))
+    if sd <= ROUNDING * np.abs(numbers).max():  # equal pairs: nothing is uncertain, and a t-test would divide by 0
+        return Estimate(n, mean, 0.0, mean, mean, 1.0 if mean == 0 else 0.0)
+    test = stats.ttest_1samp(numbers, 0.0)
+    interval = test.confidence_interval(LEVEL)
+    return Estimate(n, mean, sd, float(interval.low), float(interval.high), float(test.pvalue))
+
+
+def paired(a: Mapping[Any, float], b: Mapping[Any, float]) -> Estimate:
+    """The difference a - b over the pairs of seeds that both have.
+
+    Example:
+        >>> paired({1: 3.0, 2: 5.0}, {1: 2.0, 2: 4.0, 3: 9.0}).mean
+        1.0
+    """
+    common = sorted(a.keys() & b.keys())
+    return estimate([a[seed] - b[seed] for seed in common])
 
 
 def results_of(
@@ -131,85 +207,63 @@ class Results:
         return bool(others)
 
     def _run(self, cell: Cell, seeds: SeedPair) -> dict[str, Any]:
-        line: dict[str, Any] = dict.fromkeys(RUN_COLUMNS, nan)
-        line |= {
-            "row": cell.row,
-            "column": cell.column,
-            "training_seed": seeds.training,
-            "partition_seed": seeds.partition,
-            "status": "missing",
-            "folder": "",
-        }
+        status = "failed" if (cell, seeds) in self.failures else "missing"
+        places = (cell.row, cell.column, seeds.training, seeds.partition, status)
+        line: dict[str, Any] = {**dict.fromkeys(RUN_COLUMNS, nan), **dict(zip(RUN_COLUMNS, places, strict=False))}
         outcome = self.outcomes.get((cell, seeds))
         if outcome is None:
-            if (cell, seeds) in self.failures:
-                line["status"] = "failed"
-            return line
+            return line | {"folder": ""}
         line |= {
             "status": "done",
             "value": number_of(outcome, cell.measure),
+            "better_than_alone": self._better_than_alone(cell, seeds),
             "rounds": len(outcome.rounds),
             "bytes": outcome.total_bytes,
             "seconds": outcome.total_seconds,
             "left_out": len(outcome.left_out),
             "folder": str(outcome.folder),
         }
-        line |= _over_clients(outcome, cell.measure)
-        line |= _to_target(outcome, cell.measure)
-        line["better_than_alone"] = self._better_than_alone(cell, seeds)
+        values = client_values(outcome, cell.measure)
+        if values is not None:
+            for column, kind in OVER_CLIENTS.items():
+                measure = replace(cell.measure, over_clients=kind)
+                line[column] = float(over_clients(values.to_frame().T, measure).iloc[0])
+        if cell.measure.target is not None:
+            line |= {at: number_of(outcome, replace(cell.measure, at=at)) for at in TO_TARGET}
         return line
 
     def _better_than_alone(self, cell: Cell, seeds: SeedPair) -> float:
-        """The share of clients who do better than the same clients who train alone."""
-        alone = self.alone(cell.column)
-        if alone is None or alone == cell or (alone, seeds) not in self.outcomes:
-            return nan
-        if not cell.measure.is_like(alone.measure):
-            return nan
-        ours = client_values(self.outcomes[cell, seeds], cell.measure)
-        theirs = client_values(self.outcomes[alone, seeds], alone.measure)
-        if ours is None or theirs is None or not ours.index.equals(theirs.index):
-            return nan
-        better = ours > theirs if cell.measure.rises else ours < theirs
-        return float(better.mean())
-
-    def alone(self, column: str) -> Cell | None:
-        """The cell of a column whose clients train alone, if there is one."""
-        for (cell, _), outcome in self.outcomes.items():
-            method = str(outcome.config.get("model", {}).get("class_path", ""))
-            if cell.column == column and method.rpartition(".")[2] == "LocalOnly":
-                return cell
-        return None
+        """The share of clients who do better than the same clients who train alone; nan without such a run."""
+        for (alone, pair), outcome in self.outcomes.items():
+            method = str(outcome.config.get("model", {}).get("class_path", "")).rpartition(".")[2]
+            if (method, alone.column, pair) == ("LocalOnly", cell.column, seeds) and cell.measure.is_like(
+                alone.measure
+            ):
+                ours = client_values(self.outcomes[cell, seeds], cell.measure)
+                theirs = client_values(outcome, alone.measure)
+                if alone != cell and ours is not None and theirs is not None and ours.index.equals(theirs.index):
+                    return float((ours > theirs if cell.measure.rises else ours < theirs).mean())
+        return nan
 
     def _summary(self, cell: Cell) -> dict[str, Any]:
         done = self.done_runs_of(cell)
         found = estimate(list(self.values(cell).values()))
-        line: dict[str, Any] = {
+        difference = self.against_baseline(cell) or estimate([])
+        return {
             "row": cell.row,
             "column": cell.column,
             "measure": str(cell.measure),
             "runs": len(self.runs_of(cell)),
             "done": len(done),
-            "n": found.n,
-            "mean": found.mean,
-            "sd": found.sd,
-            "low": found.low,
-            "high": found.high,
-        }
-        difference = self.against_baseline(cell)
-        if difference is None:
-            difference = estimate([])
-        line |= {
+            **{name: getattr(found, name) for name in ("n", "mean", "sd", "low", "high")},
             "difference": difference.mean,
             "difference_low": difference.low,
             "difference_high": difference.high,
             "p": difference.p,
             "is_best": self.is_best(cell),
             "paper": cell.paper,
+            **{name: done[name].astype(float).mean() for name in AVERAGED},
         }
-        for name in AVERAGED:
-            line[name] = done[name].astype(float).mean()
-        return line
 
 
 def client_values(outcome: Outcome, measure: Measure) -> pd.Series | None:
@@ -222,26 +276,3 @@ def client_values(outcome: Outcome, measure: Measure) -> pd.Series | None:
         return values.iloc[-1].dropna()
     best = curve.idxmax() if measure.rises else curve.idxmin()
     return values.loc[best].dropna()
-
-
-def _over_clients(outcome: Outcome, measure: Measure) -> dict[str, float]:
-    values = client_values(outcome, measure)
-    if values is None:
-        return {}
-    frame = values.to_frame().T
-    kinds: dict[str, OverClients] = {"worst_client": "worst", "worst_tenth": "worst_tenth", "spread": "spread"}
-    found = {}
-    for column, kind in kinds.items():
-        series = over_clients(frame, replace(measure, over_clients=kind))
-        found[column] = float(series.iloc[0])
-    return found
-
-
-def _to_target(outcome: Outcome, measure: Measure) -> dict[str, float | None]:
-    """Rounds, bytes and seconds to the target, where there is one."""
-    if measure.target is None:
-        return {}
-    found: dict[str, float | None] = {}
-    for at in TO_TARGET:
-        found[at] = number_of(outcome, replace(measure, at=at))
-    return found

@@ -4,21 +4,19 @@ Cells that differ only in what they measure share their runs. A finished run is 
 the same, and so must its fingerprint: digests of the user's own code and data.
 """
 
-import ast
 import csv
 import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
-from fedlit.own_modules import own_modules, texts
+from fedlit.own_modules import digest, own_files
 from fedlit.records.files import write_whole
+from fedlit.records.reading import EVENTS, read_events
 from fedlit.records.run_folder import newest_run
 from fedlit.strict_yaml import read_yaml
 from fedlit.studies.measure import Measure
@@ -30,6 +28,7 @@ Status = Literal["done", "begun", "new"]
 Command = Literal["fit", "adapt"]
 CONFIG = "run.yaml"
 FINGERPRINT = "made_of.json"  # digests of the user's code and data
+LONGEST = 150  # characters of a folder's name
 LOG = "fit.log"  # what it printed
 
 
@@ -85,12 +84,7 @@ class Run:
         return None
 
     def arguments(self, command: Command, config: Path) -> list[str]:
-        """What `fedlit` is called with.
-
-        Args:
-            command: See `next_command`.
-            config: What `write_config` wrote.
-        """
+        """What `fedlit` is called with; `config` is what `write_config` wrote."""
         here = ["--config", str(config), "--trainer.default_root_dir", str(self.root)]  # a study may be moved
         if command == "fit":
             return ["fit", *here, "--ckpt_path", "auto"]
@@ -123,31 +117,19 @@ class Run:
 
     def check_config(self) -> None:
         """Refuse a folder that was run with other options, code or data."""
-        path = self.root / CONFIG
-        if not path.exists():
+        if not (self.root / CONFIG).exists():
             return
-        before = flat(_written(path))
+        remedy = "give another `--output`, or delete what is to be run again."
+        before = flat(_written(self.root / CONFIG))
         now = flat(self.whole_config)
-        before.pop("trainer.default_root_dir", None)  # a study may be moved
-        now.pop("trainer.default_root_dir")
         for name in [*now, *before]:
-            if before.get(name) != now.get(name):
-                raise ValueError(
-                    f"{self.root} was run with `{name}` {before.get(name)!r}, and now it would be {now.get(name)!r}; "
-                    "give another `--output`, or delete what is to be run again."
-                )
-        self._check_fingerprint()
-
-    def _check_fingerprint(self) -> None:
-        path = self.root / FINGERPRINT
-        if not path.exists():  # of a version that did not write it
-            return
-        for name, before in _written(path).items():
-            if self.digests.get(name, before) != before:
-                raise ValueError(
-                    f"{self.root} was run with another {name}: it has changed since; "
-                    "give another `--output`, or delete what is to be run again."
-                )
+            if before.get(name) != now.get(name) and name != "trainer.default_root_dir":  # a study may be moved
+                change = f"`{name}` {before.get(name)!r}, and now it would be {now.get(name)!r}"
+                raise ValueError(f"{self.root} was run with {change}; {remedy}")
+        if (self.root / FINGERPRINT).exists():  # older versions did not write it
+            for name, digest_before in _written(self.root / FINGERPRINT).items():
+                if self.digests.get(name, digest_before) != digest_before:
+                    raise ValueError(f"{self.root} was run with another {name}: it has changed since; {remedy}")
 
 
 def _written(path: Path) -> dict[str, Any]:
@@ -161,20 +143,11 @@ def _written(path: Path) -> dict[str, Any]:
 def is_finished(folder: Path) -> bool:
     """Whether a run came to its end, and not to a signal."""
     try:
-        lines = (folder / "events.jsonl").read_text(errors="replace").splitlines()
-    except OSError:  # it has not begun, or was deleted
+        events = read_events(folder / EVENTS)
+    except (ValueError, OSError):  # it was deleted or damaged
         return False
-    for line in reversed(lines):
-        try:
-            event = json.loads(line)
-        except json.JSONDecodeError:  # half a line of a killed run
-            continue
-        kind = event.get("event") if isinstance(event, dict) else None
-        if kind == "end":
-            return event.get("stopped_by", ...) is None
-        if kind in ("fit", "round"):
-            return False
-    return False
+    last = [event for event in events if event["event"] in ("end", "fit", "round")][-1:]
+    return any(event["event"] == "end" and event["stopped_by"] is None for event in last)
 
 
 def epochs_adapted(folder: Path) -> int | None:
@@ -189,7 +162,7 @@ def epochs_adapted(folder: Path) -> int | None:
 def plan_runs(study: Study, output: Path, resolve: Callable[[Cell], Config]) -> dict[Cell, list[Run]]:
     """The runs of every cell, in the order of the study's seeds; cells of the same options share theirs."""
     by_config: dict[str, list[Run]] = {}
-    roots: dict[Path, Cell] = {}
+    taken: set[str] = set()
     planned = {}
     for cell in study.cells:
         config = _without_seeds(resolve(cell))
@@ -199,8 +172,7 @@ def plan_runs(study: Study, output: Path, resolve: Callable[[Cell], Config]) -> 
             raise ValueError(f"{cell}: `adapt` begins from a checkpoint; `trainer.enable_checkpointing` must be true.")
         key = json.dumps(config, sort_keys=True)
         if key not in by_config:
-            root = _own_folder(output / "runs" / cell_folder(cell), roots)
-            roots[root] = cell
+            root = _own_folder(output / "runs", cell, taken)
             digests = {name: digest(file) for name, file in own_files(config).items()}
             runs = [Run(cell, seeds, root / seeds.name, config, digests, study.adapt) for seeds in study.seeds]
             by_config[key] = runs
@@ -210,12 +182,8 @@ def plan_runs(study: Study, output: Path, resolve: Callable[[Cell], Config]) -> 
 
 def in_order(planned: Mapping[Cell, list[Run]]) -> list[Run]:
     """Every run once; each cell has its first seed before any has its second."""
-    runs = []
-    for of_one_seed in zip(*planned.values(), strict=True):
-        for run in of_one_seed:
-            if run not in runs:
-                runs.append(run)
-    return runs
+    by_seed = zip(*planned.values(), strict=True)
+    return list(dict.fromkeys(run for of_one_seed in by_seed for run in of_one_seed))
 
 
 def share(runs: list[Run], array: str | None) -> list[Run]:
@@ -233,32 +201,25 @@ def share(runs: list[Run], array: str | None) -> list[Run]:
     return runs[int(words[1]) - 1 :: int(words[2])]
 
 
-def cell_folder(cell: Cell) -> Path:
-    """Where the runs of a cell lie.
+def slug(name: str) -> str:
+    """A name that every file system takes.
 
     Example:
         >>> slug("MLP, non-IID(3)")
         'MLP_non-IID_3'
     """
-    if cell.column == ONLY_COLUMN:
-        return Path(slug(cell.row))
-    return Path(slug(cell.row)) / slug(cell.column)
+    return re.sub(r"[^\w.-]+", "_", name).strip("_.")[:LONGEST] or "cell"
 
 
-def slug(name: str) -> str:
-    """A name that every file system takes."""
-    return re.sub(r"[^\w.-]+", "_", name).strip("_.") or "cell"
-
-
-def _own_folder(folder: Path, taken: Mapping[Path, Cell]) -> Path:
-    """The folder, numbered if another cell has it: a file system may ignore case."""
-    known = {str(path).casefold() for path in taken}
-    candidate = folder
-    number = 2
-    while str(candidate).casefold() in known:
-        candidate = folder.with_name(f"{folder.name}_{number}")
-        number += 1
-    return candidate
+def _own_folder(runs: Path, cell: Cell, taken: set[str]) -> Path:
+    """Where the runs of a cell lie, numbered if another cell has the name: a file system may ignore case."""
+    folder = runs / slug(cell.row)
+    if cell.column != ONLY_COLUMN:
+        folder /= slug(cell.column)
+    names = (folder.name, *(f"{folder.name}_{number}" for number in range(2, len(taken) + 2)))
+    found = next(place for place in map(folder.with_name, names) if str(place).casefold() not in taken)
+    taken.add(str(found).casefold())
+    return found
 
 
 def _without_seeds(config: Config) -> dict[str, Any]:
@@ -269,53 +230,3 @@ def _without_seeds(config: Config) -> dict[str, Any]:
     copied["data"]["init_args"].pop("partition_seed", None)
     copied["trainer"].pop("default_root_dir", None)
     return copied
-
-
-def own_files(config: Mapping[str, Any]) -> dict[str, Path]:
-    """The user's own files that options name, and the user's modules that these import, by name.
-
-    Args:
-        config: Every option, resolved.
-    """
-    found = own_modules(config)
-    data = config.get("data", {}).get("init_args", {})
-    root = Path(str(data.get("root", "."))).expanduser()
-    for text in texts(config):
-        for path in (Path(text).expanduser(), root / text, root / f"{text}.npz"):
-            if _is_file(path) or (text == data.get("dataset") and path.is_dir()):
-                found[text] = path
-                break
-    return found
-
-
-def digest(path: Path) -> str:
-    """The digest of a file or folder; of Python code without comments."""
-    if path.is_dir():
-        listed = [f"{file.relative_to(path)} {file.stat().st_size}" for file in sorted(path.rglob("*"))]
-        return sha256("\n".join(listed).encode()).hexdigest()
-    if not path.exists():
-        return "gone"
-    status = path.stat()
-    return _digest(path, status.st_mtime_ns, status.st_size)
-
-
-@lru_cache(maxsize=1000)
-def _digest(path: Path, modified: int, size: int) -> str:
-    """A large file is read once, unless it is changed."""
-    if path.suffix == ".py":
-        try:
-            return sha256(ast.dump(ast.parse(path.read_bytes())).encode()).hexdigest()
-        except (SyntaxError, ValueError):
-            pass  # as it stands, then
-    seen = sha256()
-    with path.open("rb") as file:
-        while block := file.read(2**20):
-            seen.update(block)
-    return seen.hexdigest()
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):  # no name that a file could have
-        return False

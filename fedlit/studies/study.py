@@ -4,14 +4,14 @@ Rows and columns are sets of options, as one would type them; a cell has those o
 run with the same pairs of seeds, so that a difference between two rows is a difference of pairs.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedlit.studies.measure import Measure
-from fedlit.studies.options import as_mapping, check_keys, is_number, read_mapping
+from fedlit.studies.options import as_mapping, check_keys, is_number, is_whole, read_mapping, require
 
 KEYS = (
     "title",
@@ -33,7 +33,8 @@ KEYS = (
     "tune_measure",
 )
 ONLY_COLUMN = ""  # the name of the column of a study that has none
-MOST = 2**32  # seeds lie below
+MOST = 2**32 - 1  # a seed
+Choice = tuple[str, Mapping[str, Any]]  # a row or a column: its name, and what it changes
 FIRST_TUNE_SEED = 100  # where none is given
 ON_TEST_SET = "_on_pooled"  # what no setting is selected by
 
@@ -55,23 +56,6 @@ class SeedPair(NamedTuple):
         if self.training == self.partition:
             return f"seed_{self.training}"
         return f"seed_{self.training}_partition_{self.partition}"
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A row or a column: what it changes.
-
-    Attributes:
-        name: As the table shows it.
-        recipe: A recipe of its own, in place of the study's.
-        options: By name, as one would type them.
-        measure: What it measures otherwise than the study.
-    """
-
-    name: str
-    recipe: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    measure: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -143,24 +127,22 @@ def build_study(content: Mapping[str, Any], path: Path | None = None) -> Study:
     rows = _choices(content, "rows")
     if not rows:
         raise ValueError("`rows` must name at least one row.")
-    columns = _choices(content, "columns") or [Choice(ONLY_COLUMN)]
-    names = [row.name for row in rows]
-    baseline = content.get("baseline", names[0])
-    if baseline not in names:
-        raise ValueError(f"`baseline` must be one of the rows ({', '.join(names)}), got {baseline!r}.")
+    columns = _choices(content, "columns") or {ONLY_COLUMN: {}}
+    baseline = content.get("baseline", next(iter(rows)))
+    require(baseline in rows, f"`baseline` must be one of the rows ({', '.join(rows)})", baseline)
     without = _without(content, rows, columns)
     papers = _papers(content, rows, columns)
     cells = []
-    for row in rows:
-        for column in columns:
-            if column.name not in without.get(row.name, ()):
+    for row in rows.items():
+        for column in columns.items():
+            if column[0] not in without.get(row[0], ()):
                 cell = _cell(content, row, column, path)
-                cells.append(replace(cell, paper=papers.get((row.name, column.name))))
+                cells.append(replace(cell, paper=papers.get((row[0], column[0]))))
     seeds = read_seeds(content.get("seeds", 1))
     return Study(
         title=str(content.get("title", "Comparison")),
-        rows=tuple(names),
-        columns=tuple(column.name for column in columns),
+        rows=tuple(rows),
+        columns=tuple(columns),
         cells=tuple(cells),
         seeds=seeds,
         baseline=baseline,
@@ -172,23 +154,6 @@ def build_study(content: Mapping[str, Any], path: Path | None = None) -> Study:
         tune_seeds=_tune_seeds(content, seeds),
         tune_measure=_tune_measure(content),
     )
-
-
-def of_recipes(recipes: Sequence[str]) -> dict[str, Any]:
-    """The content of a study that has a row for each recipe.
-
-    Example:
-        >>> of_recipes(["fedavg_fashion.yaml", "mine/fml.yaml"])["rows"]
-        {'fedavg_fashion': {'recipe': 'fedavg_fashion.yaml'}, 'fml': {'recipe': 'mine/fml.yaml'}}
-    """
-    stems = [Path(recipe).stem for recipe in recipes]
-    rows: dict[str, Any] = {}
-    for recipe, stem in zip(recipes, stems, strict=True):
-        name = stem if stems.count(stem) == 1 else str(Path(recipe).with_suffix(""))
-        if name in rows:
-            raise ValueError(f"{recipe} is given twice.")
-        rows[name] = {"recipe": recipe}
-    return {"title": " / ".join(rows), "rows": rows}
 
 
 def chosen(study: Study, patterns: list[str]) -> Study:
@@ -215,35 +180,36 @@ def _is_chosen(cell: Cell, patterns: list[str]) -> bool:
     return fnmatchcase(cell.row, patterns[0]) and fnmatchcase(cell.column, patterns[1])
 
 
-def _choices(content: Mapping[str, Any], which: str) -> list[Choice]:
-    choices = []
+def _choices(content: Mapping[str, Any], which: str) -> dict[str, Mapping[str, Any]]:
+    """Rows or columns by name: their options, and a `recipe` and a `measure` of their own."""
+    found = {}
     for name, given in as_mapping(content.get(which, {}), f"`{which}`").items():
         where = f"`{which}.{name}`"
-        options = dict(as_mapping(given, where))
-        recipe = options.pop("recipe", None)
-        if recipe is not None and not isinstance(recipe, str):
-            raise ValueError(f"{where}: `recipe` must be the name of a recipe, got {recipe!r}.")
-        measure = as_mapping(options.pop("measure", {}), f"{where}: `measure`")
-        choices.append(Choice(str(name), recipe, options, measure))
-    return choices
+        found[str(name)] = as_mapping(given, where)
+        recipe = found[str(name)].get("recipe")
+        require(isinstance(recipe, str | None), f"{where}: `recipe` must be the name of a recipe", recipe)
+        as_mapping(found[str(name)].get("measure"), f"{where}: `measure`")
+    return found
 
 
 def _cell(content: Mapping[str, Any], row: Choice, column: Choice, path: Path | None) -> Cell:
-    where = f"row {row.name!r}"
-    if column.name != ONLY_COLUMN:
-        where += f", column {column.name!r}"
-    recipe = column.recipe or row.recipe or content.get("recipe")
+    where = f"row {row[0]!r}" + (f", column {column[0]!r}" if column[0] != ONLY_COLUMN else "")
+    recipe = column[1].get("recipe") or row[1].get("recipe") or content.get("recipe")
     if not isinstance(recipe, str):
         raise ValueError(f"{where} has no recipe: give `recipe`, for the study or for the row.")
     if path is not None and (path.parent / recipe).is_file():  # one beside the study comes before others of its name
         recipe = str(path.parent / recipe)
-    measured = {**as_mapping(content.get("measure", {}), "`measure`"), **row.measure, **column.measure}
+    measured = dict(as_mapping(content.get("measure"), "`measure`"))
+    options = [as_mapping(content.get("options"), "`options`")]
+    for _, given in (row, column):
+        measured |= given.get("measure") or {}
+    for _, given in (column, row):
+        options.append({name: value for name, value in given.items() if name not in ("recipe", "measure")})
     try:
         measure = Measure.read(measured)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
-    common = as_mapping(content.get("options", {}), "`options`")
-    return Cell(row.name, column.name, recipe, (common, column.options, row.options), measure)
+    return Cell(row[0], column[0], recipe, tuple(options), measure)
 
 
 def _adapt(content: Mapping[str, Any], cells: Iterable[Cell]) -> int | None:
@@ -253,24 +219,22 @@ def _adapt(content: Mapping[str, Any], cells: Iterable[Cell]) -> int | None:
             raise ValueError(
                 f"{cell}: `measure.over: newcomers` needs `adapt`, the epochs that newcomers train for, such as 10."
             )
-    if epochs is not None and (isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1):
-        raise ValueError(f"`adapt` must be a number of epochs, at least 1, got {epochs!r}.")
+    require(epochs is None or is_whole(epochs, 1), "`adapt` must be a number of epochs, at least 1", epochs)
     return epochs
 
 
 def _run_timeout(content: Mapping[str, Any]) -> float | None:
     seconds = content.get("run_timeout")
-    if seconds is not None and (not is_number(seconds) or seconds <= 0):
-        raise ValueError(f"`run_timeout` must be a number of seconds above 0, or null, got {seconds!r}.")
+    is_right = seconds is None or (is_number(seconds) and seconds > 0)
+    require(is_right, "`run_timeout` must be a number of seconds above 0, or null", seconds)
     return seconds
 
 
-def _without(content: Mapping[str, Any], rows: list[Choice], columns: list[Choice]) -> Mapping[str, Any]:
+def _without(content: Mapping[str, Any], rows: Iterable[str], columns: Collection[str]) -> Mapping[str, Any]:
     """By row, the columns in which it has no cell."""
     without = as_mapping(content.get("without", {}), "`without`")
     for row, left_out in without.items():
-        if not isinstance(left_out, list):
-            raise ValueError(f"`without.{row}` must be a list of columns, got {left_out!r}.")
+        require(isinstance(left_out, list), f"`without.{row}` must be a list of columns", left_out)
         _check_names(f"`without.{row}`", [row], rows)
         _check_names(f"`without.{row}`", left_out, columns)
         if len(left_out) == len(columns):
@@ -278,7 +242,7 @@ def _without(content: Mapping[str, Any], rows: list[Choice], columns: list[Choic
     return without
 
 
-def _papers(content: Mapping[str, Any], rows: list[Choice], columns: list[Choice]) -> dict[tuple[str, str], float]:
+def _papers(content: Mapping[str, Any], rows: Iterable[str], columns: Collection[str]) -> dict[tuple[str, str], float]:
     """The paper's own numbers by row and column: each row has one for each column, or names their columns."""
     found = {}
     for row, numbers in as_mapping(content.get("paper", {}), "`paper`").items():
@@ -288,17 +252,16 @@ def _papers(content: Mapping[str, Any], rows: list[Choice], columns: list[Choice
             values = numbers if isinstance(numbers, list) else [numbers]
             if len(values) != len(columns):
                 raise ValueError(f"{where} must have {len(columns)} numbers, one for each column, got {len(values)}.")
-            numbers = dict(zip([column.name for column in columns], values, strict=True))
+            numbers = dict(zip(columns, values, strict=True))
         _check_names(where, numbers, columns)
         for column, value in numbers.items():
-            if value is not None and not is_number(value):
-                raise ValueError(f"{where} must hold numbers, or null where the paper has none, got {value!r}.")
+            is_right = value is None or is_number(value)
+            require(is_right, f"{where} must hold numbers, or null where the paper has none", value)
             found[row, column] = value
     return found
 
 
-def _check_names(where: str, names: Iterable[str], choices: list[Choice]) -> None:
-    known = [choice.name for choice in choices]
+def _check_names(where: str, names: Iterable[str], known: Iterable[str]) -> None:
     for name in names:
         if name not in known:
             raise ValueError(f"{where} names {name!r}, but there are {', '.join(known)}.")
@@ -307,10 +270,10 @@ def _check_names(where: str, names: Iterable[str], choices: list[Choice]) -> Non
 def _sweep(content: Mapping[str, Any]) -> dict[str, list[Any]]:
     found = {}
     for option, values in as_mapping(content.get("sweep", {}), "`sweep`").items():
-        if not isinstance(values, list) or len(values) < 2:
-            raise ValueError(f"`sweep.{option}` must be a list of at least two values, got {values!r}.")
-        if any(values.count(value) > 1 for value in values):
-            raise ValueError(f"`sweep.{option}` names a value twice, got {values!r}.")
+        is_list = isinstance(values, list) and len(values) > 1
+        require(is_list, f"`sweep.{option}` must be a list of at least two values", values)
+        is_once = all(values.count(value) == 1 for value in values)
+        require(is_once, f"`sweep.{option}` must name each value once", values)
         found[str(option)] = values
     return found
 
@@ -318,26 +281,23 @@ def _sweep(content: Mapping[str, Any]) -> dict[str, list[Any]]:
 def _tune_seeds(content: Mapping[str, Any], seeds: tuple[SeedPair, ...]) -> tuple[SeedPair, ...]:
     """Seeds that are not the table's: what was selected by a seed looks better with it than it is."""
     given = content.get("tune_seeds", 1)
-    if isinstance(given, int) and not isinstance(given, bool) and 1 <= given <= 1000:
+    if is_whole(given, 1, 1000):
         others = (seed for seed in range(FIRST_TUNE_SEED, MOST) if SeedPair(seed, seed) not in seeds)
         return tuple(SeedPair(seed, seed) for seed, _ in zip(others, range(given), strict=False))
     found = read_seeds(given, "tune_seeds")
     for pair in found:
-        if pair in seeds:
-            raise ValueError(f"`tune_seeds` must not be seeds of the table, got {pair.training}, which is in `seeds`.")
+        require(pair not in seeds, "`tune_seeds` must not be among `seeds`, those of the table", pair.training)
     return found
 
 
 def _tune_measure(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    given = as_mapping(content.get("tune_measure", {}), "`tune_measure`")
-    if str(given.get("metric", "")).endswith(ON_TEST_SET):
-        raise ValueError(
-            f"`tune_measure.metric` must not be of the test set, got {given['metric']!r}; give one on own data."
-        )
+    given = as_mapping(content.get("tune_measure"), "`tune_measure`")
     try:
-        Measure.read(given)
+        metric = Measure.read(given).metric
     except ValueError as error:
-        raise ValueError(str(error).replace("`measure", "`tune_measure")) from error
+        raise ValueError(f"`tune_measure`: {error}") from error
+    is_right = not given or not metric.endswith(ON_TEST_SET)
+    require(is_right, "`tune_measure.metric` must not be of the test set", metric)
     return given
 
 
@@ -351,34 +311,22 @@ def read_seeds(given: Any, where: str = "seeds") -> tuple[SeedPair, ...]:
         (SeedPair(training=5, partition=0), SeedPair(training=6, partition=0))
     """
     if not isinstance(given, Mapping | list):
-        if isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= 1000:
-            raise ValueError(f"`{where}` must be a number of seeds from 1 to 1000, or a list of them, got {given!r}.")
+        expected = f"`{where}` must be a number of seeds from 1 to 1000, or a list of them"
+        require(is_whole(given, 1, 1000), expected, given)
         given = list(range(1, given + 1))
-    if not isinstance(given, Mapping):
-        given = {"training": given, "partition": given}
-    check_keys(given, ("training", "partition"), f"`{where}`")
-    if set(given) != {"training", "partition"}:
-        raise ValueError(f"`{where}` must give both `training` and `partition`, or a number or list for both.")
-    lists = [value for value in given.values() if isinstance(value, list)]
-    if not lists:
+    both = given if isinstance(given, Mapping) else {"training": given, "partition": given}
+    lists = [seeds for seeds in both.values() if isinstance(seeds, list)]
+    if set(both) != {"training", "partition"} or not lists or not lists[0] or len(lists[0]) != len(lists[-1]):
         raise ValueError(
-            f"`{where}`: give a list for `training`, for `partition` or for both; a number pins the other."
+            f"`{where}` must be a number, a list, or `training` and `partition`: lists of equally many seeds, or a "
+            f"list and a number, which is pinned; got {given!r}."
         )
-    if len(lists[0]) != len(lists[-1]):
-        raise ValueError(
-            f"`{where}.training` and `{where}.partition` must have equally many, got {len(given['training'])} and "
-            f"{len(given['partition'])}."
-        )
-    if not lists[0]:
-        raise ValueError(f"`{where}` must name at least one seed.")
-    columns = []
-    for name in ("training", "partition"):
-        seeds = given[name] if isinstance(given[name], list) else [given[name]] * len(lists[0])
-        for seed in seeds:
-            if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < MOST:
-                raise ValueError(f"`{where}`: a seed must be 0 to {MOST - 1}, got {seed!r}.")
-        columns.append(seeds)
-    pairs = tuple(SeedPair(*pair) for pair in zip(*columns, strict=True))
+    training, partition = (
+        seeds if isinstance(seeds, list) else [seeds] * len(lists[0]) for seeds in (both["training"], both["partition"])
+    )
+    for seed in (*training, *partition):
+        require(is_whole(seed, 0, MOST), f"`{where}`: a seed must be 0 to {MOST}", seed)
+    pairs = tuple(SeedPair(*pair) for pair in zip(training, partition, strict=True))
     if len(set(pairs)) < len(pairs):
         raise ValueError(f"`{where}` names a seed twice; the same run would be counted twice.")
     return pairs

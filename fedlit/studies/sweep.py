@@ -13,12 +13,10 @@ from itertools import product
 from typing import Any
 
 import pandas as pd
-import yaml
 
 from fedlit.studies.measure import Measure
 from fedlit.studies.options import flat
-from fedlit.studies.results import Results
-from fedlit.studies.statistics import estimate
+from fedlit.studies.results import Estimate, Results, estimate
 from fedlit.studies.study import ON_TEST_SET, ONLY_COLUMN, Cell, Study
 from fedlit.studies.tables import NONE, Bold, Table, measured, plus_minus
 
@@ -38,32 +36,8 @@ class Setting:
     trial: Cell
 
 
-def read_sweep(given: Iterable[str]) -> dict[str, list[Any]]:
-    """What `--sweep` was given, as a study's file has it.
-
-    Example:
-        >>> read_sweep(["model.mu=0.01,0.1", "data.partition=IID,Dirichlet"])
-        {'model.mu': [0.01, 0.1], 'data.partition': ['IID', 'Dirichlet']}
-    """
-    found = {}
-    for text in given:
-        option, _, values = text.removeprefix("--").partition("=")
-        try:
-            found[option] = yaml.safe_load(f"[{values}]")
-        except yaml.YAMLError:
-            found[option] = []
-        if not option or len(found[option]) < 2:
-            raise ValueError(f"`--sweep` must be an option and its values, such as model.mu=0.01,0.1,1, got {text}.")
-    return found
-
-
 def settings_of(study: Study, config_of: Callable[[Cell], Mapping[str, Any]]) -> list[Setting]:
-    """Every setting of every cell; a cell that lacks an option is not swept over it, and one without any has none.
-
-    Args:
-        study: With a sweep.
-        config_of: Every option of a cell, resolved.
-    """
+    """Every setting of every cell, by the options that its configuration has; a cell without any has none."""
     found = []
     known: set[str] = set()
     for cell in study.cells:
@@ -157,42 +131,44 @@ class Selection:
     results: Results
 
     @cached_property
-    def frame(self) -> pd.DataFrame:
-        """A line for each setting: settings.csv."""
-        lines = []
+    def found(self) -> list[tuple[Setting, Measure, Estimate]]:
+        """Every setting, what it is selected by, and what it comes to over the seeds that are done."""
+        found = []
         for setting in self.settings:
-            trial = self.results.study.cell(setting.trial.row, setting.trial.column)
+            trial = self.results.study.cell(setting.trial.row, setting.trial.column)  # its measure is complete
             assert trial is not None
-            found = estimate(list(self.results.values(trial).values()))
-            values = {option: _shown(setting.values.get(option, "")) for option in self.study.sweep}
-            line = {"row": setting.cell.row, "column": setting.cell.column, **values, "measure": str(trial.measure)}
-            numbers = {"runs": len(self.study.tune_seeds), "n": found.n, "mean": found.mean, "sd": found.sd}
-            lines.append({**line, **numbers, "chosen": self.chosen.get(setting.cell) == setting})
-        return pd.DataFrame(lines)
+            found.append((setting, trial.measure, estimate(list(self.results.values(trial).values()))))
+        return found
 
     @cached_property
     def chosen(self) -> dict[Cell, Setting]:
         """By cell, the best of the settings that have a number of every seed; none as long as runs are missing."""
-        found: dict[Cell, Setting] = {}
-        best: dict[Cell, float] = {}
-        for setting in self.settings:
-            trial = self.results.study.cell(setting.trial.row, setting.trial.column)
-            assert trial is not None
-            values = list(self.results.values(trial).values())
-            if setting.cell in self.waiting or len(values) < len(self.study.tune_seeds):
-                continue
-            value = estimate(values).mean * (1 if trial.measure.is_better_high else -1)
-            if setting.cell not in best or value > best[setting.cell]:
-                found[setting.cell], best[setting.cell] = setting, value
-        return found
+        best: dict[Cell, tuple[float, Setting]] = {}
+        for setting, measure, value in self.found:
+            gain = value.mean if measure.is_better_high else -value.mean
+            is_known = setting.cell not in self.waiting and value.n == len(self.study.tune_seeds)
+            if is_known and (setting.cell not in best or gain > best[setting.cell][0]):
+                best[setting.cell] = gain, setting
+        return {cell: setting for cell, (_, setting) in best.items()}
 
     @cached_property
     def waiting(self) -> set[Cell]:
         """Cells of which runs are missing that have not failed."""
-        runs = self.results.runs
-        missing = runs.loc[runs["status"] == "missing", ["row", "column"]].itertuples(index=False, name=None)
-        places = set(missing)
+        runs = self.results.runs[self.results.runs["status"] == "missing"]
+        places = set(zip(runs["row"], runs["column"], strict=True))
         return {setting.cell for setting in self.settings if (setting.trial.row, setting.trial.column) in places}
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """A line for each setting: settings.csv."""
+        lines = []
+        for setting, measure, value in self.found:
+            line = {"row": setting.cell.row, "column": setting.cell.column}
+            line |= {option: _shown(setting.values.get(option, "")) for option in self.study.sweep}
+            numbers = {"runs": len(self.study.tune_seeds), "n": value.n, "mean": value.mean, "sd": value.sd}
+            is_chosen = self.chosen.get(setting.cell) == setting
+            lines.append({**line, "measure": str(measure), **numbers, "chosen": is_chosen})
+        return pd.DataFrame(lines)
 
     @property
     def unsettled(self) -> set[Cell]:
@@ -214,27 +190,25 @@ class Selection:
         lines = []
         for cell, setting in self.chosen.items():
             for option, value in setting.values.items():
-                numbers = [_number(other) for other in self.study.sweep[option]]
-                if None not in numbers and _number(value) in (min(numbers), max(numbers)):  # type: ignore[type-var]
-                    values = ", ".join(map(_shown, self.study.sweep[option]))
-                    lines.append(
-                        f"{cell}: the chosen `{option}` {_shown(value)} is at the edge of {values}; a value beyond it "
-                        "may be better."
-                    )
+                values = self.study.sweep[option]
+                others = [other for other in map(_number, values) if other is not None]
+                if len(others) == len(values) and _number(value) in (min(others), max(others)):
+                    listed = ", ".join(map(_shown, values))
+                    where = f"the chosen `{option}` {_shown(value)} is at the edge of {listed}"
+                    lines.append(f"{cell}: {where}; a value beyond it may be better.")
         return lines
 
     @property
     def table(self) -> Table:
         """Every setting with its number, the chosen one of each cell in bold."""
         rows = []
-        for line, setting in zip(self.frame.to_dict("records"), self.settings, strict=True):
-            text = NONE
-            if line["n"]:
-                text = plus_minus(line["mean"], line["sd"], setting.trial.measure)
-            if line["n"] < line["runs"]:
-                text += f" ({line['n']}/{line['runs']})"
-            shown = {option: line[option] or NONE for option in self.study.sweep}
-            rows.append({**shown, "selected by": Bold(text) if line["chosen"] else text})
+        for setting, measure, value in self.found:
+            text = plus_minus(value.mean, value.sd, measure) if value.n else NONE
+            if value.n < len(self.study.tune_seeds):
+                text += f" ({value.n}/{len(self.study.tune_seeds)})"
+            shown = {option: _shown(setting.values.get(option, NONE)) for option in self.study.sweep}
+            is_chosen = self.chosen.get(setting.cell) == setting
+            rows.append({**shown, "selected by": Bold(text) if is_chosen else text})
         seeds = ", ".join(str(pair.training) for pair in self.study.tune_seeds)
         note = (
             f"Selected by: {measured(self.results.study.cells)}; mean ± standard deviation over seeds of their own "

@@ -5,25 +5,25 @@ of every other of its column by a paired interval that excludes 0.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isnan
+from math import isnan, nan
 from shutil import get_terminal_size
-from unicodedata import name
 
 import pandas as pd
 
 from fedlit.records.rows import CONVERGENCE
 from fedlit.studies.config_diff import warnings
 from fedlit.studies.measure import TO_TARGET, Measure
-from fedlit.studies.results import Results
-from fedlit.studies.statistics import Estimate, estimate
-from fedlit.studies.study import ONLY_COLUMN, Cell
+from fedlit.studies.results import Estimate, Results, estimate
+from fedlit.studies.study import Cell
 
 NONE = "–"
 OURS = "ours"  # the column of a study that has no columns
 PAPER = "paper"
 UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
+OF_CLIENTS = {"worst_client": "worst client", "worst_tenth": "worst tenth", "spread": "spread (sd)"}
 MOST = 40  # characters of a row's name on a terminal
 WIDEST = 66  # characters that surely fit beside each other on a page of LaTeX's class article
 
@@ -133,16 +133,11 @@ def measured(cells: Sequence[Cell]) -> str:
         owners.setdefault(str(cell.measure), []).append(cell)
     if len(owners) == 1:
         return next(iter(owners))
-    return "; ".join(f"{measure} ({_names(owned, cells)})" for measure, owned in owners.items())
-
-
-def _names(owned: Sequence[Cell], cells: Sequence[Cell]) -> str:
-    """Columns, if the measure is a matter of columns; else rows, if of rows; else every cell."""
-    columns = dict.fromkeys(cell.column for cell in owned)
-    if ONLY_COLUMN not in columns and len(owned) == sum(cell.column in columns for cell in cells):
-        return ", ".join(columns)
-    rows = dict.fromkeys(cell.row for cell in owned)
-    return ", ".join(rows) if len(owned) == sum(cell.row in rows for cell in cells) else "; ".join(map(str, owned))
+    is_by_row = len({(cell.row, str(cell.measure)) for cell in cells}) == len({cell.row for cell in cells})
+    names = {
+        measure: dict.fromkeys(c.row if is_by_row else c.column for c in owned) for measure, owned in owners.items()
+    }
+    return "; ".join(f"{measure} ({', '.join(its)})" for measure, its in names.items())
 
 
 def _scale(mean: float, measure: Measure) -> tuple[float, int, str]:
@@ -213,19 +208,19 @@ def difference_table(results: Results) -> Table | None:
 
 def clients_table(results: Results) -> Table | None:
     """Worst client, worst tenth, spread, and who does better than alone; None if nothing is measured of clients."""
-    done = [(cell, line) for cell, line in _done(results) if not isnan(line["worst_client"])]
-    if not done:
-        return None
-    names = {"worst_client": "worst client", "worst_tenth": "worst tenth", "spread": "spread (sd)"}
-    has_alone = any(not isnan(line["better_than_alone"]) for _, line in done)
     rows = {}
-    for cell, line in done:
+    has_alone = results.summary["better_than_alone"].notna().any()
+    for cell, line in _done(results):
+        if isnan(line["worst_client"]):
+            continue
         measure = Measure(cell.measure.metric, percent=cell.measure.percent)  # of the metric itself
-        row = {shown: plus_minus(line[key], float("nan"), measure) for key, shown in names.items()}
+        row = {shown: plus_minus(line[key], nan, measure) for key, shown in OF_CLIENTS.items()}
         if has_alone:
             share = line["better_than_alone"]
             row["better than alone"] = NONE if isnan(share) else f"{100 * share:.0f} % of clients"
         rows[str(cell)] = row
+    if not rows:
+        return None
     note = "Over clients within a run, then the mean over runs; the worst tenth is at least one client."
     if has_alone:
         note += " Better than alone: the share of clients who do better than under LocalOnly with the same seeds."
@@ -234,10 +229,14 @@ def clients_table(results: Results) -> Table | None:
 
 def cost_table(results: Results) -> Table:
     """Rounds, bytes and seconds of a run, as means."""
-    rows = {}
-    for cell, line in _done(results):
-        shown = (f"{line['rounds']:.4g}", size(line["bytes"]), f"{line['seconds']:.1f}")
-        rows[str(cell)] = dict(zip(("rounds", "bytes", "seconds"), shown, strict=True))
+    rows = {
+        str(cell): {
+            "rounds": f"{line['rounds']:.4g}",
+            "bytes": size(line["bytes"]),
+            "seconds": f"{line['seconds']:.1f}",
+        }
+        for cell, line in _done(results)
+    }
     note = "Means over runs; bytes are those of all clients, up and down; seconds are of the rounds."
     return Table("Cost of a run", pd.DataFrame.from_dict(rows, orient="index"), note)
 
@@ -245,56 +244,20 @@ def cost_table(results: Results) -> Table:
 def target_table(results: Results) -> Table | None:
     """Rounds, bytes and seconds to the target, and how many runs reached it; None without a target."""
     rows = {}
-    for cell in results.study.cells:
-        if cell.measure.target is None:
-            continue
-        number, done = reached(results, cell)
-        row = {"reached": f"{number} of {done}" if done else NONE}
+    cells = [cell for cell in results.study.cells if cell.measure.target is not None]
+    for cell in cells:
+        runs = results.done_runs_of(cell)[list(TO_TARGET)]
+        row = {"reached": f"{runs['rounds_to_target'].count()} of {len(runs)}" if len(runs) else NONE}
         for at in TO_TARGET:
-            found = estimate(results.done_runs_of(cell)[at].dropna().astype(float).to_list())
-            text = "not reached" if done else NONE
-            if found.n:
-                text = plus_minus(found.mean, found.sd, Measure(at=at, target=cell.measure.target))
-            row[at.removesuffix("_to_target")] = text
+            found = estimate(runs[at].dropna().astype(float).to_list())
+            measure = Measure(at=at, target=cell.measure.target)
+            row[at.removesuffix("_to_target")] = plus_minus(found.mean, found.sd, measure) if found.n else NONE
         rows[str(cell)] = row
     if not rows:
         return None
-    values = " or ".join(f"{target:g}" for target in targets_of(results.study.cells))
+    values = " or ".join(f"{target:g}" for target in sorted({cell.measure.target or 0.0 for cell in cells}))
     note = "Mean ± standard deviation over the runs that reached the target; the others are in no mean."
     return Table(f"To the target {values}", pd.DataFrame.from_dict(rows, orient="index"), note)
-
-
-def data_table(results: Results) -> Table | None:
-    """The clients' data in each column, of its first run; None without a partition."""
-    rows = {}
-    for cell in results.study.cells:
-        for _, outcome in results.outcomes_of(cell)[:1]:
-            name = cell.column or "data"
-            if name in rows or not (outcome.folder / "partition.csv").is_file():
-                continue
-            train = outcome.partition[outcome.partition["split"] == "train"].groupby("client")
-            sizes = train.size()
-            numbers = {
-                "clients": len(sizes),
-                "training samples": sizes.sum(),
-                "least": sizes.min(),
-                "most": sizes.max(),
-            }
-            rows[name] = {key: str(number) for key, number in numbers.items()}
-            rows[name]["classes of a client"] = f"{train['label'].nunique().mean():.1f}"
-    note = "Training samples by client, of the first pair of seeds."
-    return Table("Data of the clients", pd.DataFrame.from_dict(rows, orient="index"), note) if rows else None
-
-
-def targets_of(cells: Iterable[Cell]) -> list[float]:
-    """The targets of some cells, each once."""
-    return sorted({cell.measure.target for cell in cells if cell.measure.target is not None})
-
-
-def reached(results: Results, cell: Cell) -> tuple[int, int]:
-    """How many of a cell's runs reached the target, and how many are done."""
-    runs = results.done_runs_of(cell)
-    return int(runs["rounds_to_target"].notna().sum()), len(runs)
 
 
 def _done(results: Results) -> list[tuple[Cell, pd.Series]]:
@@ -382,7 +345,7 @@ def _escaped(text: str) -> str:
 
 
 def latex_table(results: Results) -> str:
-    r"""A `table` for a document with \usepackage{booktabs}; columns that do not fit stand in blocks below."""
+    r"""A `table` for a document with \usepackage{booktabs}; a wide one is resized to the width of the text."""
     study, table = results.study, main_table(results)
     caption = [study.title, f"Measured: {table.title}.", table.note]
     if PAPER in table.head:
@@ -390,55 +353,32 @@ def latex_table(results: Results) -> str:
     caption_text = " ".join(latex_escaped(part if part.endswith(".") else f"{part}.") for part in caption)
     label = re.sub(r"\W+", "-", study.title.casefold(), flags=re.ASCII).strip("-") or "study"
     frame = table.frame.map(lambda s: rf"\textbf{{{latex_escaped(s)}}}" if isinstance(s, Bold) else latex_escaped(s))
-    lines = ["% \\usepackage{booktabs}", r"\begin{table}", r"\centering\small", rf"\caption{{{caption_text}}}"]
-    for block in _blocks(table):
-        shown = frame.iloc[:, block].rename(index=latex_escaped, columns=latex_escaped)
-        column_format = "l" + "r" * len(block)
-        lines += [r"\par\medskip", shown.to_latex(column_format=column_format, multicolumn_format="c").strip()]
-    return "\n".join([*lines, rf"\label{{tab:{label}}}", r"\end{table}"]) + "\n"
+    shown = frame.rename(index=latex_escaped, columns=latex_escaped)
+    tabular = shown.to_latex(column_format="l" + "r" * len(table.head), multicolumn_format="c").strip()
+    if max(sum(map(len, row)) + 3 * len(row) for row in (table.head, *table.rows)) > WIDEST:
+        tabular = f"\\resizebox{{\\textwidth}}{{!}}{{%\n{tabular}}}"
+    return f"""% \\usepackage{{booktabs}}, and graphicx for a wide table
+\\begin{{table}}
+\\centering\\small
+\\caption{{{caption_text}}}
+\\label{{tab:{label}}}
+{tabular}
+\\end{{table}}
+"""
 
 
-def _blocks(table: Table) -> list[list[int]]:
-    """Columns by number, a column and its paper's numbers together, so many as fit on a page."""
-    blocks: list[list[int]] = []
-    names = max(len(row[0]) for row in table.rows)
-    used = WIDEST + 1
-    for i, head in enumerate(table.head):
-        width = 3 + max(len(head), *(len(row[i + 1]) for row in table.rows))
-        if used + width > WIDEST and head != PAPER:
-            blocks.append([])
-            used = names
-        blocks[-1].append(i)
-        used += width
-    return blocks
-
-
-GREEK = re.compile(r"GREEK (SMALL|CAPITAL) LETTER (\w+)")
-CAPITALS = ("Gamma", "Delta", "Theta", "Lambda", "Xi", "Pi", "Sigma", "Upsilon", "Phi", "Psi", "Omega")  # of LaTeX
-SPECIAL = {
+GREEK = {chr(code): unicodedata.name(chr(code)).split()[-1].lower() for code in range(0x3B1, 0x3CA)}
+SPECIAL: dict[str, str | int | None] = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    '"': "''",
-    "|": r"\textbar{}",
-    "±": r"$\pm$",
-    "–": "--",
-    "−": "$-$",
-    "×": r"$\times$",
-    "≤": r"$\leq$",
-    "≥": r"$\geq$",
-    "→": r"$\rightarrow$",
-    "∞": r"$\infty$",
-    "µ": r"$\mu$",  # the sign of micro
-    "²": "$^2$",
+    **{letter: f"$\\{name.replace('lamda', 'lambda')}$" for letter, name in GREEK.items()},
+    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": r"\textbar{}"},
+    **{"<": r"\textless{}", ">": r"\textgreater{}", "±": r"$\pm$", "×": r"$\times$", "≤": r"$\leq$", "≥": r"$\geq$"},
+    **{"–": "--", "−": "$-$", "→": r"$\rightarrow$", "∞": r"$\infty$", "²": "$^2$", '"': "''"},
 }
 
 
 def latex_escaped(text: str) -> str:
-    r"""Text that LaTeX prints as it is; a Greek letter is a symbol of mathematics.
+    r"""Text that LaTeX prints as it is; Greek letters as those of mathematics.
 
     Example:
         >>> print(latex_escaped("100 % of A&B_1 ± 2"))
@@ -446,14 +386,4 @@ def latex_escaped(text: str) -> str:
         >>> print(latex_escaped("Dirichlet, α ≤ 0.5"))
         Dirichlet, $\alpha$ $\leq$ 0.5
     """
-    return "".join(map(_printed, " ".join(text.split())))
-
-
-def _printed(character: str) -> str:
-    letter = GREEK.fullmatch(name(character, ""))
-    if letter is None:
-        return SPECIAL.get(character, character)
-    command = letter[2].lower().replace("lamda", "lambda")
-    if letter[1] == "CAPITAL":
-        command = command.capitalize()
-    return f"$\\{command}$" if letter[1] == "SMALL" or command in CAPITALS else character
+    return " ".join(text.split()).translate(str.maketrans(SPECIAL))

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from fedlit.cli.app import main
-from fedlit.cli.study_call import resolve
-from fedlit.studies.options import as_arguments
+from fedlit.cli.study_call import as_arguments, resolve
 from fedlit.studies.study import Cell, Study, build_study, read_study
 
 PAPERS = Path(__file__).parents[2] / "configs" / "papers"

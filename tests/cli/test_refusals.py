@@ -161,7 +161,7 @@ DATA = {
     "--data.dataset=fashion_mnits": r"^`data.dataset` must be one of .*did you mean 'fashion_mnist'\?$",
     "--data.dataset=nowhere": r"^`data.dataset` must be one of .* or a folder of images, got 'nowhere'; there is no",
     "--data.dataset=run.yaml": r"^`data.dataset` must be one of .* or a folder of images, got 'run.yaml'\.$",
-    "--data.dataset=nan.npz": r"^`train_images` of `data.dataset` nan.npz .*, got nan at \[1, 2\], the only such",
+    "--data.dataset=nan.npz": r"^`train_images` of `data.dataset` nan.npz .*, got nan at \[1, 2\], the first of 1 such",
     "--data.dataset=key.npz": r"^key.npz must hold the arrays .*; missing: test_labels",
 }
 PARTITIONS = [
@@ -173,7 +173,7 @@ PARTITIONS = [
     (("Quantity", {}), r"^`data.partition`: Quantity takes alpha or power, one of them"),
     (
         ("ByColumn", {}),
-        r"^`data.partition`: nobody says whose the training samples are: name their column in `data.client`",
+        r"^`data.partition`: the clients of the training samples are unknown: name their column in `data.client`",
     ),
     (("fedlit.data.Saved", {"path": "no.csv"}), r"^`data.partition.path` must be .*there is no file no.csv"),
     (("fedlit.data.Saved", {"path": "two.csv"}), r"^`two.csv` assigns 2 clients, but `data.num_clients` is 4"),

@@ -114,14 +114,14 @@ def test_what_is_written_is_read_back(tmp_path, val_split):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "line 1: expected 'client,split,index,label,shared' and rows, got ''"),
-        ("client,index\n0,1\n", "line 1: expected .* got 'client,index'"),
-        (HEADER + "0,train,0,0,1\n0,train,x,0,1\n", "line 3: invalid literal for int.* 'x'"),
-        (HEADER + "0,train,-1,0,1\n", "line 2: expected whole numbers from 0"),
-        (HEADER + "0,test,1,0,1\n", "line 2: expected .* split of"),
-        (HEADER + "0,train,1,0,2\n", "line 2: expected .* shared 0 or 1"),
-        (HEADER + "0,train,1,0,1\n2,train,1,0,1\n", "client 1 is without train rows"),
-        (HEADER + "0,train,1,0,1\n0,val_test,1,0,0\n0,val_train,1,0,0\n", "val_train and val_test"),
+        ("", "the header must be 'client,split,index,label,shared', got ''"),
+        ("client,index\n0,1\n", "the header must be .* got 'client,index'"),
+        (HEADER + "0,train,0,0,1\n0,train,x,0,1\n", "could not convert string 'x'"),
+        (HEADER + "0,train,-1,0,1\n", "line 2: .* client and index from 0"),
+        (HEADER + "0,test,1,0,1\n", "line 2: split must be one of"),
+        (HEADER + "0,train,1,0,2\n", "line 2: .* shared 0 or 1"),
+        (HEADER + "0,train,1,0,1\n2,train,1,0,1\n", "line 3: client 1 is without train rows"),
+        (HEADER + "0,train,1,0,1\n0,val_test,1,0,0\n0,val_train,1,0,0\n", "line 4: val_train in a file"),
     ],
 )
 def test_a_broken_file_is_refused_by_name(tmp_path, text, message):
@@ -133,10 +133,13 @@ def test_a_broken_file_is_refused_by_name(tmp_path, text, message):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("0,train,3,0,1", "line 4: index 3, but the training set has 3 samples; was it saved with another data set"),
-        ("0,val_test,2,0,0", "line 4: index 2, but the test set has 2 samples"),
-        ("1,train,0,8,1", "line 4: label 8, but sample 0 of the training set has label 7; was it saved with another"),
-        ("0,val_test,1,8,0", "line 4: label 8, but sample 1 of the test set has label 5"),
+        ("0,train,3,0,1", "line 4: the training set has 3 samples, and none of this index"),
+        ("0,val_test,2,0,0", "line 4: the test set has 2 samples"),
+        (
+            "1,train,0,8,1",
+            "line 4: the sample has another label in the training set .was it saved with another",
+        ),
+        ("0,val_test,1,8,0", "line 4: the sample has another label in the test set"),
     ],
 )
 def test_a_file_of_another_data_set_is_refused_by_name_and_line(tmp_path, row, message):
@@ -163,10 +166,10 @@ def test_samples_without_classes_are_written_with_empty_labels_and_read_back(tmp
     assert path.read_text() == HEADER + "0,train,0,,1\n0,train,2,,0\n0,val_train,1,,0\n"
     again = Saved(str(path)).read(nothing, nothing)
     assert all_equal(again.train + again.val + again.opted_in, assignment.train + assignment.val + assignment.opted_in)
-    with pytest.raises(ValueError, match="line 2: label none, but sample 0 of the training set has label 7"):
+    with pytest.raises(ValueError, match="line 2: the sample has another label in the training set"):
         Saved(str(path)).read(np.full(4, 7), nothing)
     path.write_text(HEADER + "0,train,0,3,1\n")
-    with pytest.raises(ValueError, match="line 2: label 3, but sample 0 of the training set has label none"):
+    with pytest.raises(ValueError, match="line 2: the sample has another label in the training set"):
         Saved(str(path)).read(nothing, nothing)
 
 
@@ -180,5 +183,5 @@ def test_an_own_test_set_is_written_and_read_back(tmp_path):
     again = Saved(str(path)).read(CIFAR, CIFAR_TEST)
     assert all_equal(again.own_test, assignment.own_test)
     assert all_equal(again.val, assignment.val)
-    with pytest.raises(ValueError, match="of the test set has label"):
+    with pytest.raises(ValueError, match="another label in the test set"):
         Saved(str(path)).read(CIFAR, 9 - CIFAR_TEST)

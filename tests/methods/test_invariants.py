@@ -31,7 +31,7 @@ def test_fedprox_pulls_towards_the_global_model_of_the_round_by_hand():
 
     method = FedProx(SmallCNN, SGD, mu=0.1)
     anchored = []
-    method.on_client_end = lambda client: anchored.append(method.anchors[0].clone())
+    method.on_client_end = lambda client: anchored.append(method.w_t[0].clone())
     federation = fitted(method, num_rounds=2)
     assert torch.equal(anchored[0], anchored[1])
     assert not torch.equal(anchored[0], anchored[3])

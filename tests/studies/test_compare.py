@@ -55,7 +55,7 @@ def write_study(**changes) -> None:
             "`--model.mu` takes one value; to compare several, give `--sweep model.mu=0.01,0.1,1`.",
         ),
         (["swift.yaml", "--sweep", "model.mu"], "`--sweep` must be an option and its values, such as"),
-        (["swift.yaml", "--sweep", "model.mu=1,1"], "`sweep.model.mu` names a value twice, got [1, 1]."),
+        (["swift.yaml", "--sweep", "model.mu=1,1"], "`sweep.model.mu` must name each value once, got [1, 1]."),
         (["swift.yaml", "--sweep", "model.mu=1,2"], "`sweep`: `model.mu` is not an option of swift."),
         (
             ["swift.yaml", "--sweep", "model.optimizer.lr=1,fast"],

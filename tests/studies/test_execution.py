@@ -15,7 +15,7 @@ from runs_by_hand import write_run
 
 from fedlit.records.run_folder import lock_folder
 from fedlit.studies import execution
-from fedlit.studies.execution import Execution, Launcher, StudyProgress
+from fedlit.studies.execution import Execution, Launcher
 from fedlit.studies.measure import Measure
 from fedlit.studies.runs import Run, in_order, is_finished, plan_runs, share
 from fedlit.studies.study import build_study
@@ -64,7 +64,7 @@ def planned(output, rows=None, seeds=2, **more):
 
 def make(runs, jobs=2, waits=True, launcher=None, run_timeout=None):
     launcher = launcher or launcher_of("forkserver")
-    made = Execution(runs, jobs, StudyProgress(runs, jobs, enabled=False), waits, launcher, run_timeout)
+    made = Execution(runs, jobs, waits, launcher, run_timeout)
     made.run()
     return made
 

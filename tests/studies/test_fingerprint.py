@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedlit.studies.runs import own_files, plan_runs
+from fedlit.own_modules import own_files
+from fedlit.studies.runs import plan_runs
 from fedlit.studies.study import build_study
 
 NETS = "from layers_of_mine import WIDTH\n\nclass Net:\n    width = WIDTH\n"

@@ -1,12 +1,10 @@
 """A study says what it asks; whatever is wrong with it is one line that names it."""
 
 import copy
-from types import SimpleNamespace
 
 import pytest
 
-from fedlit.studies.config_diff import inherited_arguments
-from fedlit.studies.options import as_arguments
+from fedlit.cli.study_call import as_arguments
 from fedlit.studies.study import build_study, chosen, read_study
 
 CONTENT = {
@@ -48,30 +46,6 @@ def test_a_row_may_measure_otherwise_and_a_column_has_the_last_word():
     assert study.cell("b", "shards").measure.metric == "acc/global_on_pooled"
 
 
-def planned_with(kept, row_options=None, column=None):
-    """Three rows in one column that names a partition; the last row's recipe gave another one an argument."""
-    column = column or {"data.partition": {"class_path": "Shards", "init_args": {"per_client": 2}}}
-    rows = {"a": {}, "b": {}, "c": row_options or {}}
-    study = build_study({"recipe": "r.yaml", "rows": rows, "columns": {"shards": column}})
-    arguments = {"a": None, "b": None, "c": kept}
-    planned = {}
-    for cell in study.cells:
-        found = {"class_path": "Shards", "init_args": {"per_client": 2, "samples_per_client": arguments[cell.row]}}
-        config = {"data": {"class_path": "FederatedData", "init_args": {"partition": found}}}
-        planned[cell] = [SimpleNamespace(config=config)]
-    return planned
-
-
-@pytest.mark.parametrize(
-    "column", [None, {"data.partition": "Shards"}, {"data": {"init_args": {"partition": "Shards"}}}]
-)
-def test_a_row_that_keeps_an_argument_of_its_recipe_is_named(column):
-    (line,) = inherited_arguments(planned_with(500, column=column))
-    assert line.startswith(
-        "shards: `data.partition.samples_per_client` is None in a, None in b, 500 in c: inherited from the"
-    )
-
-
 @pytest.mark.parametrize(
     ("patterns", "names"),
     [
@@ -108,9 +82,9 @@ def test_only_takes_a_row_and_a_column_or_one_for_either(patterns, names):
         ({"seeds": 0}, "`seeds` must be a number of seeds from 1 to 1000, or a list of them, got 0"),
         ({"seeds": [1, 1]}, "`seeds` names a seed twice"),
         ({"seeds": [-1]}, "`seeds`: a seed must be 0 to 4294967295, got -1"),
-        ({"seeds": {"training": [1, 2]}}, "`seeds` must give both `training` and `partition`"),
-        ({"seeds": {"training": [1, 2], "partition": [1]}}, "must have equally many, got 2 and 1"),
-        ({"seeds": {"training": 1, "partition": 2}}, "give a list for `training`, for `partition` or for both"),
+        ({"seeds": {"training": [1, 2]}}, "`seeds` must be a number, a list, or `training` and `partition`"),
+        ({"seeds": {"training": [1, 2], "partition": [1]}}, "lists of equally many seeds"),
+        ({"seeds": {"training": 1, "partition": 2}}, "or a list and a number, which is pinned; got {'tra"),
         ({"measure": {"metric": "accuracy"}}, "`measure.metric` must be metric/model_on_data, such as"),
         ({"measure": {"at": "end"}}, "`measure.at` must be one of last, best, .*, got 'end'"),
         ({"measure": {"at": "rounds_to_target"}}, "`measure.at: rounds_to_target` needs a `target`"),
@@ -136,13 +110,13 @@ def test_only_takes_a_row_and_a_column_or_one_for_either(patterns, names):
             "`measure.over: epochs` has no rounds, bytes or seconds to a target; set `at: last`, and no `target`",
         ),
         ({"sweep": {"model.mu": 0.1}}, "`sweep.model.mu` must be a list of at least two values, got 0.1"),
-        ({"tune_seeds": [2]}, "`tune_seeds` must not be seeds of the table, got 2, which is in `seeds`"),
+        ({"tune_seeds": [2]}, "`tune_seeds` must not be among `seeds`, those of the table, got 2"),
         ({"tune_seeds": 0}, "`tune_seeds` must be a number of seeds from 1 to 1000, or a list of them, got 0"),
         (
             {"tune_measure": {"metric": "acc/global_on_pooled"}},
-            "`tune_measure.metric` must not be of the test set, got 'acc/global_on_pooled'; give one on own data",
+            "`tune_measure.metric` must not be of the test set, got 'acc/global_on_pooled'",
         ),
-        ({"tune_measure": {"at": "end"}}, "`tune_measure.at` must be one of last, best, .*, got 'end'"),
+        ({"tune_measure": {"at": "end"}}, "`tune_measure`: `measure.at` must be one of last, best, .*, got 'end'"),
         ({"adapt": 0}, "`adapt` must be a number of epochs, at least 1, got 0"),
         ({"run_timeout": 0}, "`run_timeout` must be a number of seconds above 0, or null, got 0"),
         ({"run_timeout": "1 h"}, "`run_timeout` must be a number of seconds above 0, or null, got '1 h'"),

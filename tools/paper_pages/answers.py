@@ -45,7 +45,8 @@ def unit(measure: Measure) -> str:
 
 def _in_one_line(group: Sequence[Finding]) -> str:
     question = group[0].question
-    text = f"{question.kind.capitalize()}: *{question.row}* less *{question.over}*, {unit(group[0].measure)}"
+    what = unit(group[0].measure)
+    text = f"{question.kind.capitalize()}: *{question.row}* minus *{question.over}*, {what[0].lower()}{what[1:]}"
     if question.kind == "bound":
         return f"{text}."
     return f"{text}. The least gain that matters is {question.least:g}. **{verdict_of(group).capitalize()}.**"

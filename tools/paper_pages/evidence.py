@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedlit.studies.measure import Measure
-from fedlit.studies.statistics import Estimate
+from fedlit.studies.results import Estimate
 from fedlit.studies.study import Cell, read_study
 from tools.paper_pages.recorded import RecordedResults, recorded_results
 from tools.paper_pages.source import Kind, Question, RunSet, Source

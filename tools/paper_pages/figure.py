@@ -6,7 +6,7 @@ from math import isnan
 from typing import Any
 
 from fedlit.studies.charts import COLOURS
-from fedlit.studies.statistics import Estimate
+from fedlit.studies.results import Estimate
 from fedlit.studies.tables import short
 from tools.paper_pages.answers import unit
 from tools.paper_pages.evidence import Finding

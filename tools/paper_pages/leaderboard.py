@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from fedlit.studies.options import check_keys, read_mapping
-from fedlit.studies.statistics import Estimate, estimate
+from fedlit.studies.results import Estimate, estimate
 from fedlit.studies.study import Cell, read_study
 from fedlit.studies.tables import describe_difference, size
 from tools.paper_pages.evidence import NOT_RUN, answering
