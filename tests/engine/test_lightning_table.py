@@ -94,7 +94,7 @@ def test_an_argument_that_no_step_gets_is_refused():
         def training_step(self, batch, dataloader_iter):
             pass
 
-    with pytest.raises(ValueError, match="`training_step` of Mine asks for `dataloader_iter`"):
+    with pytest.raises(ValueError, match="`training_step` of Mine takes `dataloader_iter`"):
         fitted(Mine(linear, SGD))
 
 
