@@ -39,8 +39,11 @@ def draw(found: dict[str, pd.DataFrame], path: Path) -> None:
         axes.plot(mean.index, mean, color=colour, linewidth=2)
         axes.fill_between(mean.index, mean - deviation, mean + deviation, color=colour, alpha=0.12, linewidth=0)
         label = f"{method}  {mean.iloc[-1]:.1f}"
-        place = {"textcoords": "offset points", "xytext": (6, SHIFT.get(method, 0)), "va": "center"}
-        axes.annotate(label, (mean.index[-1], mean.iloc[-1]), color=colour, fontsize=11, **place)
+        end = (float(mean.index[-1]), float(mean.iloc[-1]))
+        shift = (6, SHIFT.get(method, 0))
+        axes.annotate(
+            label, end, shift, textcoords="offset points", verticalalignment="center", color=colour, fontsize=11
+        )
     last = int(mean.index[-1])
     axes.set(xlabel="Round", ylabel="Accuracy on own data (%)", xlim=(1, last), ylim=(68, 91))
     axes.set_xticks([1, *range(5, last + 1, 5)])

@@ -64,7 +64,7 @@ PAGES = {
         "Callbacks",
         "`trainer.callbacks` in a recipe.",
         "fedlit.callbacks",
-        ("FederationCallback", "StopAt", "Patience"),
+        ("FederationCallback", "StopAt", "Patience", "Pruning", "Trial"),
     ),
 }
 ALIASES = {
