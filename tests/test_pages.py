@@ -97,6 +97,7 @@ def test_the_overview_has_the_groups_of_the_readme_with_links_to_pages():
         ("L_meme     = beta  * CE(p_meme, y)", r"L_{\mathrm{meme}} &= \beta \, \mathrm{CE}(p_{\mathrm{meme}}, y)"),
         ("h <- 1    for tau_h epochs", r"h &\leftarrow 1 && \text{for}\ \tau_{h}\ \text{epochs}"),
         ("a = b,    c = d    at a rate", "a &= b, \\\\\nc &= d && \\text{at a rate}"),
+        ("a = b    with FedProx's term", r"a &= b && \text{with FedProx's term}"),
         ("c_i+ = Cbar^{y_n} - f~(x)", r"c_{i}^{+} &= \bar{C}^{y_{n}} - \tilde{f}(x)"),
     ],
 )

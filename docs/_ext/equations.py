@@ -32,7 +32,7 @@ TOKEN = re.compile(
     rf"""
     (?P<code>`[^`]+`)
   | (?P<number>\d+(?:\.\d+)?(?:e-?\d+)?(?![A-Za-z\d]))
-  | (?P<mixed>\d\w+)
+  | (?P<mixed>\d\w+|[A-Za-z]{{2,}}'s\b)
   | (?P<name>[A-Za-z]+~?'*(?:_(?:{GROUP}|\w+(?:,\w+)?))?'*(?:\^(?:{GROUP}|\(\w+\)|\w+))?(?:\+(?=\s*(?:[=\-)]|$)))?)
   | (?P<operator><-|!=|\|\||\.\.\.|\S)
   | (?P<space>\s+)
