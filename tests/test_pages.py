@@ -11,6 +11,7 @@ from pathlib import Path
 
 import method_pages
 import pytest
+from docstrings import in_order
 from equations import as_latex
 from lightning.pytorch.callbacks import Callback
 from printed import ROOT
@@ -103,6 +104,13 @@ def test_the_overview_has_the_groups_of_the_readme_with_links_to_pages():
 )
 def test_an_equation_of_a_docstring_is_typeset(ascii, latex):
     assert as_latex(f"    {ascii}\n") == f"\\begin{{aligned}}\n{latex}\n\\end{{aligned}}"
+
+
+def test_arguments_stand_in_the_order_of_the_signature():
+    text = "One.\n\nArgs:\n    b: Second,\n        in two lines.\n    a: First.\n\nExample:\n    c: none\n"
+    ordered = "One.\n\nArgs:\n    a: First.\n    b: Second,\n        in two lines.\n\nExample:\n    c: none\n"
+    assert in_order(text, ["a", "b"]) == ordered
+    assert in_order("One.", ["a"]) == "One."
 
 
 PUBLIC = ["", "aggregation", "augment", "data", "encoders", "heads", "losses", "methods", "networks", "partition"]

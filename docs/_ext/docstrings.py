@@ -41,3 +41,14 @@ def as_rst(text: str, links: dict[str, str]) -> str:
         return f"``{found[1]}``" if path is None else f":py:obj:`{found[1]} <{path}>`"
 
     return CODE.sub(code, text)
+
+
+def in_order(text: str, names: list[str]) -> str:
+    """A docstring with its arguments in the order of the signature: those of a base class may stand before its own."""
+    found = re.search(r"^Args:\n((?: {4}.*\n?)+)", text, re.MULTILINE)
+    if found is None:
+        return text
+    entries = re.split(r"^(?= {4}\w)", found[1].rstrip("\n") + "\n", flags=re.MULTILINE)[1:]
+    places = {name: place for place, name in enumerate(names)}
+    entries.sort(key=lambda entry: places.get(entry.split(":")[0].strip(), len(places)))
+    return text[: found.start(1)] + "".join(entries) + text[found.end(1) :]

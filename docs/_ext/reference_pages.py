@@ -6,7 +6,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from docstrings import as_markdown, as_rst
+from docstrings import as_markdown, as_rst, in_order
 from repository import write
 
 from fedlit import methods
@@ -156,6 +156,8 @@ def every_object() -> Iterator[tuple[str, Any]]:
 
 def process(app: "Sphinx", what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
     text = as_rst("\n".join(lines), links())
+    if inspect.isclass(thing) and not issubclass(thing, Exception):
+        text = in_order(text + "\n", list(inspect.signature(thing).parameters))
     if what in ("attribute", "property"):  # before a colon on the first line napoleon expects a type
         text = text.replace(": ", ":\n", 1)
     lines[:] = text.splitlines()
