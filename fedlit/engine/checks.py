@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.utilities import move_data_to_device
+from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 
@@ -18,11 +19,12 @@ from fedlit.data.items import describe
 from fedlit.data.remote import set_num_classes
 from fedlit.engine.aggregation import rule_name
 from fedlit.engine.encoding import encoded_names
-from fedlit.engine.lightning_hooks import trial_training
-from fedlit.engine.logged_values import refusing_logs
+from fedlit.engine.lightning_hooks import LocalTrainer, attached
+from fedlit.engine.logged_values import Means, refusing_logs
 from fedlit.engine.metrics import CLASSES, LOSS, MetricSet
 from fedlit.engine.optimisation import as_lists, check_number, check_settings
 from fedlit.engine.options import Options, first_line, refusing
+from fedlit.engine.plan import Plan
 from fedlit.engine.precision import autocast, convert_input
 from fedlit.engine.scheduling import cohort_size, eligible
 from fedlit.engine.state import has_custom_download, shared_names
@@ -309,7 +311,9 @@ def _check_client(
             check_own_task(model, measures, z, target, whose)
     is_own = overridden(model, frozenset({"configure_optimizers"}))
     source = f"`model`: `configure_optimizers` of {type(model).__name__}" if is_own else "`model.optimizer`"
-    with refusing(f"{source} of client {client.id}"), trial_training(model, client, fabric):
+    parts = [part for part in model.modules() if isinstance(part, LightningModule)]
+    trainer = LocalTrainer(fabric, model, client, Plan(Stage("trial"), seed=0), Means())
+    with refusing(f"{source} of client {client.id}"), attached(parts, trainer):
         optimizers, _ = as_lists(model.configure_optimizers())
         check_number(model, optimizers)
         for optimizer in optimizers:

@@ -13,7 +13,7 @@ from fedlit.aggregation import State, Upload, num_bytes
 from fedlit.encoders import check_sendable
 from fedlit.engine.child_process import in_child
 from fedlit.engine.encoding import Encoded, Encoding
-from fedlit.engine.evaluation import EpochScores, evaluates_epochs, scores_of_trained_copy
+from fedlit.engine.evaluation import EpochScores, scores_of_trained_copy
 from fedlit.engine.live_module import check_unchanged, client_failure, without_frozen
 from fedlit.engine.local_training import train_client
 from fedlit.engine.local_training_setup import LocalTrainingSetup
@@ -237,14 +237,14 @@ class ClientRunner:
         client_state = state.client_states.get(k) or ClientState()
         state.load_client(k, "server" if stage.upload == "aggregate" else "personal", self.number, sent, client)
         every = state.options.eval_every_n_epochs
-        followed: EpochScores | None = None
-        if every is not None and evaluates_epochs(stage):
-            followed = EpochScores(state, stage, client, every)
-            plan = replace(plan, after_epoch=followed)
+        epoch_scores: EpochScores | None = None
+        if every is not None and stage.upload != "aggregate" and stage.reported_as is not None:  # not for a copy
+            epoch_scores = EpochScores(state, stage, client, every)
+            plan = replace(plan, after_epoch=epoch_scores)
         setup = self._setup(stage)
         trained = train_client(state.fabric, state.module, client, plan, client_state, setup, self.constant)
-        if followed is not None:
-            trained.epochs = followed.values
+        if epoch_scores is not None:
+            trained.epochs = epoch_scores.values
         if sent is not None and trained.upload is not None:
             trained.upload = self._held(k, trained.upload, sent)
         if self.constant or state.frozen:

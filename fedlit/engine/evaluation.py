@@ -364,11 +364,6 @@ class Scorer:
         return "own" if k < self.num_seen else "unseen"
 
 
-def evaluates_epochs(stage: Stage) -> bool:
-    """Whether epochs of a stage are evaluated: a client's own model is trained, not a copy that is averaged."""
-    return stage.side == "clients" and stage.upload != "aggregate" and stage.reported_as is not None
-
-
 class EpochScores:
     """Evaluates the live model when an epoch has ended; training goes on as if it had not."""
 

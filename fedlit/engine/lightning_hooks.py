@@ -23,7 +23,6 @@ from fedlit.engine.plan import NoSuchAttribute, Plan, UsageError
 from fedlit.engine.precision import has_scaler
 from fedlit.inputs import POSITIONAL
 from fedlit.methods.base import FederatedModule
-from fedlit.methods.stage import Stage
 from fedlit.notices import Notice
 
 _WARNED: WeakSet[FederatedModule] = WeakSet()  # of no loss; attributes are restored after local training
@@ -255,48 +254,16 @@ class LocalOptimizer(LightningOptimizer):
         learner.untoggle_optimizer(self)
 
 
-class Attached:
-    """Within, a method and its parts find the local training as `self.trainer`, and what they log goes to a sink.
-
-    Args:
-        parts: LightningModules.
-        trainer: Of the local training.
-        logging: Those that also find its client.
-        sink: Takes what these log.
-    """
-
-    def __init__(
-        self,
-        parts: Iterable[LightningModule],
-        trainer: LocalTrainer,
-        logging: Iterable[FederatedModule] = (),
-        sink: Callable[..., None] | None = None,
-    ) -> None:
-        self.trainer = trainer
-        self.sink = sink
-        self.before = [(vars(part), part._trainer, part._fabric) for part in parts]
-        self.logging = [(vars(part), part._log_sink) for part in logging]
-
-    def __enter__(self) -> None:
-        for own, _, _ in self.before:  # the public setters walk all children
-            own["_trainer"] = self.trainer
-            own["_fabric"] = None  # or Lightning would ask Fabric, which knows no hooks
-        for own, _ in self.logging:
-            own["client"] = self.trainer.client
-            own["_log_sink"] = self.sink
-
-    def __exit__(self, *error: object) -> None:
-        for own, trainer, fabric in self.before:
-            own["_trainer"] = trainer
-            own["_fabric"] = fabric
-        for own, sink in self.logging:
-            own["_log_sink"] = sink
-
-
 @contextmanager
-def trial_training(method: FederatedModule, client: Client, fabric: Fabric) -> Iterator[None]:
-    """Attach a trainer before the first round, as for a local training of one epoch."""
-    plan = Plan(Stage("trial"), seed=0)
-    parts = [part for part in method.modules() if isinstance(part, LightningModule)]
-    with Attached(parts, LocalTrainer(fabric, method, client, plan, Means())):
+def attached(parts: Iterable[LightningModule], trainer: LocalTrainer) -> Iterator[None]:
+    """Within, a method and its parts find the local training as `self.trainer`."""
+    before = [(vars(part), part._trainer, part._fabric) for part in parts]
+    for own, _, _ in before:  # the public setters walk all children
+        own["_trainer"] = trainer
+        own["_fabric"] = None  # or Lightning would ask Fabric, which knows no hooks
+    try:
         yield
+    finally:
+        for own, old_trainer, old_fabric in before:
+            own["_trainer"] = old_trainer
+            own["_fabric"] = old_fabric

@@ -13,9 +13,9 @@ from torch.optim import Optimizer
 from fedlit.aggregation import State, Upload
 from fedlit.data.batches import Batches
 from fedlit.data.client import Client, Server
-from fedlit.engine.lightning_hooks import Attached, LocalTrainer, takes_batch_idx
+from fedlit.engine.lightning_hooks import LocalTrainer, attached, takes_batch_idx
 from fedlit.engine.local_training_setup import LocalTrainingSetup
-from fedlit.engine.logged_values import EpochMeans, Means
+from fedlit.engine.logged_values import EpochMeans, Means, logging_to
 from fedlit.engine.metrics import LOSS, MeanLoss, MetricSet, each_output, evaluate, outputs
 from fedlit.engine.optimisation import (
     HookedStep,
@@ -227,7 +227,9 @@ def train(
         metric.reset()
     # Results depend on the names of random streams: that of local training stays "visit".
     seed_everything(derive(plan.seed, "visit", stage.name, client.round, client.id))
-    with Attached(setup.lightning, trainer, setup.federated, means):
+    for part in setup.federated:
+        part.client = client
+    with attached(setup.lightning, trainer), logging_to(means, setup.federated):
         _start(setup, client, uploads)
         kept = client_state.optimizer.get(stage.name, {})
         names = parameter_names(module) if kept else {}

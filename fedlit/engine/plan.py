@@ -26,11 +26,6 @@ def nothing(*args: object) -> None:
     """Nobody watches."""
 
 
-def never() -> bool:
-    """Nobody asks to stop."""
-    return False
-
-
 class Interrupted(Exception):
     """The run was asked to stop in the middle of local training."""
 
@@ -62,7 +57,7 @@ class Plan:
     lr_factor: float = 1.0
     optimizer_state: KeepOptimizer = "personal"
     gradient_clip_val: float | None = None
-    should_stop: Callable[[], bool] = never
+    should_stop: Callable[[], bool] = bool  # which is False
     before_step: BeforeStep = nothing
     after_epoch: Callable[[], object] = nothing
     limit_batches: int | float | None = None

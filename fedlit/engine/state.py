@@ -66,10 +66,6 @@ class Hosts(Protocol):
         """Resume from there; what each client keeps."""
 
 
-GIGABYTE = 1e9
-SECRET_BYTES = 32
-
-
 class FederationState:
     """The states of a federation.
 
@@ -130,7 +126,7 @@ class FederationState:
         server_only = [name for name in self.initial if name.startswith(module.server_only)]
         self.server_names = [*self.shared, *self.constant, *self.download_only, *server_only]
         self.global_state = {name: self.initial[name] for name in self.server_names}
-        self.client_states = ClientStore(SpillStore(options.personal_memory * GIGABYTE, fabric.device))
+        self.client_states = ClientStore(SpillStore(options.personal_memory * 1e9, fabric.device))
         self.collected = UploadStore(self.client_states.store)
         for k, upload in module.earlier_uploads().items():  # of an earlier run, on every process
             self.collected[k] = upload
@@ -142,7 +138,7 @@ class FederationState:
         self.server_optimizer_state: dict[str, OptimizerState] = {}
         self.secret: str | None = None
         if options.privacy is not None and options.privacy.needs_secret:
-            self.secret = broadcast(fabric, secrets.token_hex(SECRET_BYTES))
+            self.secret = broadcast(fabric, secrets.token_hex(32))
         self.hosts: Hosts | None = None
         self.own_download: Download | None = None
         self.round = 0
