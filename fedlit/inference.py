@@ -7,6 +7,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from numbers import Integral
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -55,8 +56,10 @@ def loaded(scorer: Scorer, client: int | None) -> nn.Module:
             )
         state.load_global()
         return scorer.network
-    if not 0 <= client < state.data.num_clients:
-        raise ValueError(f"`--client` must be 0 to {state.data.num_clients - 1}, got {client}.")
+    if not isinstance(client, Integral) or not 0 <= client < state.data.num_clients:
+        raise ValueError(
+            f"`--client` must be 0 to {state.data.num_clients - 1}, got {client!r}; in Python it is `client=`."
+        )
     if not scorer.has_model(client):
         raise ValueError(f"`--client` {client} has trained no model of its own in stage {scorer.stage.name!r}.")
     copy_to_all_ranks(state, [client])

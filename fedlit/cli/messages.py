@@ -31,6 +31,7 @@ PLAIN = {
     r"\b[Aa]n? <class '(?:\w+\.)*(\w+)'>": r"\1",
     r"a typing.Literal": "one of ",
     r"Expected a dot import path string: (\S+)": rf"{NO_CLASS}'\1'",
+    rf"^(Expected (?:int|float|bool)); {NO_CLASS}'(.*)'$": r"\1. Got value: \2",  # a number, or a tensor: `lr` of SGD
 }
 SAID = rf"Got value: |{NO_CLASS}| is not an option|must be given"  # no need to repeat the value
 NOT_ANNOTATED = (

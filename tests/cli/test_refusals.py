@@ -140,6 +140,7 @@ MODEL = {
     "--model.network=torch.relu": r"^`model.network`: .* a function that returns <class 'Module'>.* torch.relu",
     "--model.network.num_classes=4": r"^`model`: the network of client 0 must give 3 outputs, .*got shape \[4\]",
     "--model.network=LeNet5 --model.network.image_size=8": r"^`model.network.image_size` must be at least 16",
+    "--model.optimizer.lr=abc": r"^`model.optimizer.lr`: Expected float. Got value: abc$",
     "--model.optimizer.lr=-1": r"^`model.optimizer` of client 0: Invalid learning rate: -1.0",
     "--model.optimizer.momentun=0.9": r"^`model.optimizer.momentun` is not .* mean `model.optimizer.momentum`\?$",
 }

@@ -161,5 +161,6 @@ def test_what_there_is_not_is_refused():
     federation = fitted(LocalOnly(linear, SGD), images(), num_rounds=1)
     with pytest.raises(ValueError, match="LocalOnly has no global model; name one of its clients"):
         federation.network()
-    with pytest.raises(ValueError, match=r"must be 0 to 2, got 3"):
-        federation.network(client=3)
+    for client, said in ((3, "3"), (-1, "-1"), ("1", "'1'"), (1.0, "1.0")):
+        with pytest.raises(ValueError, match=rf"must be 0 to 2, got {said}; in Python it is `client=`"):
+            federation.network(client=client)
