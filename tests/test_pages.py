@@ -11,12 +11,11 @@ from pathlib import Path
 
 import method_pages
 import pytest
-from equations import as_latex
 from lightning.pytorch.callbacks import Callback
 from printed import ROOT
 from reference_pages import PAGES as REFERENCE
 from reference_pages import every_object, public_names, text_of
-from repository import LINK, complete, write
+from repository import LINK, complete
 
 from fedlit import callbacks, methods
 from fedlit.cli.methods import card_of, methods_of
@@ -88,22 +87,6 @@ def test_the_overview_has_the_groups_of_the_readme_with_links_to_pages():
     assert [method.__name__ for method in OWN if f"| [{method.__name__}]({method.__name__}.md) |" not in overview] == []
 
 
-@pytest.mark.parametrize(
-    ("ascii", "latex"),
-    [
-        ("w_{t+1} = sum_k a_k w_k", r"w_{t+1} &= \sum_{k} a_{k} w_{k}"),
-        ("v <- v - lr * (grad f_k(v) + lam * v)", r"v &\leftarrow v - \mathit{lr} \, (\nabla f_{k}(v) + \lambda \, v)"),
-        ("L = mu/2 ||w - w_t||^2 - <h_i, w>", r"L &= \tfrac{\mu}{2} \|w - w_{t}\|^2 - \langle h_{i}, w\rangle"),
-        ("L_meme     = beta  * CE(p_meme, y)", r"L_{\mathrm{meme}} &= \beta \, \mathrm{CE}(p_{\mathrm{meme}}, y)"),
-        ("h <- 1    for tau_h epochs", r"h &\leftarrow 1 && \text{for}\ \tau_{h}\ \text{epochs}"),
-        ("a = b,    c = d    at a rate", "a &= b, \\\\\nc &= d && \\text{at a rate}"),
-        ("c_i+ = Cbar^{y_n} - f~(x)", r"c_{i}^{+} &= \bar{C}^{y_{n}} - \tilde{f}(x)"),
-    ],
-)
-def test_an_equation_of_a_docstring_is_typeset(ascii, latex):
-    assert as_latex(f"    {ascii}\n") == f"\\begin{{aligned}}\n{latex}\n\\end{{aligned}}"
-
-
 PUBLIC = ["", "aggregation", "augment", "data", "encoders", "heads", "losses", "methods", "networks", "partition"]
 PUBLIC += ["server_optimizers", "tasks"]
 
@@ -129,15 +112,6 @@ def test_the_reference_has_what_a_user_calls_or_subclasses():
     own = [kind for kind in vars(callbacks).values() if getattr(kind, "__module__", "") == callbacks.__name__]
     assert {kind.__name__ for kind in own if inspect.isclass(kind) and issubclass(kind, Callback)} - made <= entries
     assert ".. autoclass:: fedlit.Federation" in text_of("federation")
-
-
-def test_generated_pages_of_an_earlier_build_go(tmp_path, monkeypatch):
-    monkeypatch.setattr("repository.DOCS", tmp_path)
-    write("methods", {"methods/Old.md": "old", "methods/Kept.md": "kept"})
-    before = (tmp_path / "methods/Kept.md").stat().st_mtime_ns
-    write("methods", {"methods/Kept.md": "kept"})
-    assert [path.name for path in (tmp_path / "methods").iterdir()] == ["Kept.md"]
-    assert (tmp_path / "methods/Kept.md").stat().st_mtime_ns == before
 
 
 def test_a_page_takes_in_a_file_of_the_repository():

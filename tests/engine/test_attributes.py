@@ -166,23 +166,3 @@ def test_extra_state_is_refused_before_the_first_round():
 
     with pytest.raises(ValueError, match=r"Extra has '_extra_state', .* leave out `get_extra_state`"):
         fitted(Extra(linear, SGD))
-
-
-class Counting(FedAvg):
-    """A client's own count of one number, set anew in every step; client 0 has nothing to count."""
-
-    shared = ("network.",)
-
-    def __init__(self):
-        super().__init__(linear, SGD)
-        self.register_buffer("count", torch.zeros(()))
-
-    def training_step(self, batch, batch_idx):
-        self.count = self.count + min(1, self.client.id)
-        return super().training_step(batch, batch_idx)
-
-
-def test_a_tensor_that_a_client_replaces_by_an_equal_one_is_not_the_next_clients():
-    """Two numbers are equal where larger tensors are refused to be compared."""
-    states = fitted(Counting(), local_steps=2, num_rounds=3).personal_states
-    assert [float(states[k]["count"]) for k in range(3)] == [0, 6, 6]

@@ -93,8 +93,6 @@ def test_with_lam_learned_it_is_not():
 
 def test_the_server_smooths_lam_and_nothing_else():
     """By hand: 0.9 * 1.0 + 0.1 * mean(0.0, 4.0) = 1.1."""
-    from fedlit.aggregation import Upload
-
     method = FedFusion(Small, SGD, "single")
     name, weight = "network.fusion.lam", "network.head.2.weight"
     state = {n: t for n, t in method.state_dict().items() if method.is_shared(n)}

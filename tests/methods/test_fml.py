@@ -4,10 +4,11 @@ import math
 
 import pytest
 import torch
+from test_fedproto import Alone
 from torch import nn, tensor
 from toys import SGD, SmallCNN, TrunkAndHead, equal, fitted, linear, rows, toy_data, uneven
 
-from fedlit import FedAvg, LocalOnly, Stage
+from fedlit import FedAvg, LocalOnly
 from fedlit.aggregation import num_bytes
 from fedlit.losses import mutual_loss
 from fedlit.methods import FML, Ramp
@@ -28,13 +29,6 @@ def fml_and(method, personal=other, meme=SmallCNN, **weights):
     if hasattr(simple, "weighting") and not isinstance(simple, LocalOnly):
         simple.network.load_state_dict(fml.meme.state_dict())
     return fitted(fml, uneven()), fitted(simple, uneven())
-
-
-class Alone(LocalOnly):
-    """Local-only training on the batches of a federated stage."""
-
-    def configure_stages(self):
-        return [Stage("federate", upload="none")]
 
 
 # --- invariants
@@ -232,13 +226,9 @@ def personal_and_meme(**options):
     )
 
 
-def test_with_labels_alone_a_start_from_the_server_ends_a_first_round_with_two_equal_networks():
-    assert equal(*personal_and_meme())
-
-
-@pytest.mark.parametrize("options", [{"personal_from": "own"}, {"alpha": 0.5, "beta": 0.9, "personal_from": "own"}])
-def test_with_a_start_of_its_own_it_does_not(options):
-    assert not equal(*personal_and_meme(**options))
+@pytest.mark.parametrize(("start", "holds"), [("server", True), ("own", False)])
+def test_with_labels_alone_a_start_from_the_server_ends_a_first_round_with_two_equal_networks(start, holds):
+    assert equal(*personal_and_meme(personal_from=start)) is holds
 
 
 def test_a_personal_network_starts_from_the_server_only_once():
