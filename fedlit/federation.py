@@ -121,7 +121,7 @@ class Federation:
         max_weight_ratio: Leave out a client whose weight is more than so many times the median of its round.
         max_norm_ratio: Leave out a client whose update is more than so many times as long as the median of its round.
         eval_every_n_rounds: Rounds between evaluations; the last round of a stage is always evaluated.
-        eval_every_n_epochs: Epochs between evaluations of a model that stays with its client (epochs.csv); none by default.
+        eval_every_n_epochs: Epochs between evaluations of a model that is not averaged (epochs.csv); none by default.
         save_every_n_rounds: Rounds between checkpoints; the last round of a stage is always saved.
         enable_checkpointing: Write checkpoints; without, a run cannot be resumed, tested by `ckpt_path` or adapted.
         monitor: Metric of best.ckpt, such as loss/global_on_own; clients' own accuracy or the task's first by default.

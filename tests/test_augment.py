@@ -2,7 +2,6 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch.testing import assert_close
 
 from fedlit.augment import (
@@ -15,8 +14,6 @@ from fedlit.augment import (
     Pixelate,
     ResizedCrop,
     Standardise,
-    crop,
-    resize_boxes,
     rotate_shift,
 )
 
@@ -79,12 +76,6 @@ def test_a_flip_reverses_the_columns():
     assert Flip(1.0)(row, seeded()).flatten().tolist() == [3.0, 2.0, 1.0]
 
 
-def test_crop_by_hand():
-    x = torch.arange(1.0, 10.0).view(1, 1, 3, 3).expand(2, 1, 3, 3)
-    both = crop(x, torch.tensor([0, 1]), torch.tensor([1, 0]), 2, 2)
-    assert both.flatten(1).tolist() == [[2, 3, 5, 6], [4, 5, 7, 8]]
-
-
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_quarter_turn_is_exact_and_counter_clockwise(size):
     x = torch.arange(size**2, dtype=torch.float32).view(1, 1, size, size)
@@ -110,16 +101,6 @@ def test_a_shift_by_one_pixel_moves_the_columns_and_fills_the_side(fill, entered
     assert_close(moved.flatten(), torch.tensor([entered, 1.0, 2.0, 3.0]))
 
 
-def test_resized_boxes_equal_the_interpolation_of_each_box_alone():
-    x = noise(n=3, h=8, w=10)
-    boxes = [(0, 0, 8, 10), (2, 3, 4, 5), (7, 9, 1, 1)]
-    alone = [
-        F.interpolate(x[i : i + 1, :, t : t + h, le : le + w], size=(8, 10), mode="bilinear", align_corners=False)
-        for i, (t, le, h, w) in enumerate(boxes)
-    ]
-    assert_close(resize_boxes(x, *torch.tensor(boxes).T), torch.cat(alone), rtol=0, atol=1e-5)
-
-
 def test_the_boxes_have_the_distribution_of_torchvision():
     from torchvision.transforms import RandomResizedCrop
 
@@ -134,15 +115,6 @@ def test_the_boxes_have_the_distribution_of_torchvision():
     top, left, height, width = ours.unbind(1)
     assert (top + height)[height < 28].max() == 28  # a box may touch the far side
     assert (left + width)[width < 32].max() == 32
-
-
-@pytest.mark.parametrize(
-    ("ratio", "box"), [((4.0, 4.0), (12, 0, 8, 32)), ((0.25, 0.25), (0, 12, 32, 8)), ((0.5, 4.0), (0, 0, 32, 32))]
-)
-def test_when_no_try_fits_the_box_is_the_largest_central_one(ratio, box):
-    # With the area of the whole image only a square fits, which these three draws are not.
-    boxes = ResizedCrop((1.0, 1.0), ratio).boxes(3, 32, 32, seeded(), tries=1).T
-    assert boxes.tolist() == [list(box)] * 3
 
 
 def test_a_shift_adds_one_number_to_an_image_and_stops_at_its_range():

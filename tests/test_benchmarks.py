@@ -6,12 +6,12 @@ from functools import partial
 
 import pytest
 import torch
+from test_quorum import Drawn
 from torch import nn
 
 from benchmarks import __main__ as command
-from benchmarks import own, worker
+from benchmarks import own
 from benchmarks.workloads import WORKLOADS, quiet_federation
-from fedlit.callbacks import FederationCallback
 from fedlit.rng import derive, generator, isolated
 
 SEED = 7
@@ -29,16 +29,6 @@ EVALUATED = {("trained", "own"): "trained", ("global", "pooled"): "test", ("glob
 EVALUATED[("personal", "own")] = "personal"
 
 
-class Drawn(FederationCallback):
-    """Notes the clients of each round."""
-
-    def __init__(self) -> None:
-        self.clients: list[list[int]] = []
-
-    def on_round_start(self, federation, module, round, clients) -> None:
-        self.clients.append(clients)
-
-
 def compared(work, folder, num_rounds: int = 2, lr_factor: float = 1.0, fast: bool = False):
     """A federation, its last rows, and the tight loop with the same first weights, clients and order of batches."""
     drawn = Drawn()
@@ -54,7 +44,7 @@ def compared(work, folder, num_rounds: int = 2, lr_factor: float = 1.0, fast: bo
         module.optimizer = partial(module.optimizer, eps=1e-3)
         loop.optimizer.eps = 1e-3
     rows = federation.fit(module, work.federated_data()).rows
-    for number, clients in enumerate(drawn.clients, start=1):
+    for number, clients in drawn.clients:
         loop.round(number, clients, evaluate=number == num_rounds)
     return federation, rows, loop
 
@@ -130,62 +120,6 @@ def test_a_loop_with_another_learning_rate_ends_elsewhere(tmp_path):
     federation, _, loop = compared(ROWS["W2"], tmp_path, lr_factor=1.1)
     ours = list(federation.global_state.values())
     assert not any(torch.allclose(a, b, atol=1e-4, rtol=0) for a, b in zip(ours, loop.server, strict=True))
-
-
-@pytest.mark.filterwarnings("ignore:.*gives other samples")
-def test_random_transforms_change_a_sample_from_one_reading_to_the_next():
-    loop = ROWS["W8"].tight_loop()
-    order = torch.arange(24)
-    first, second = (next(iter(loop.data.batches(0, order, 10)))[0] for _ in range(2))
-    assert first.shape == second.shape
-    assert not torch.equal(first, second)
-
-
-def test_a_checkpoint_of_a_loop_holds_what_it_needs_to_go_on(tmp_path):
-    loop = ROWS["W2-SCAFFOLD"].tight_loop()
-    loop.round(1, [0, 1])
-    loop.save(tmp_path / "last.ckpt")
-    saved = torch.load(tmp_path / "last.ckpt")
-    assert saved.keys() == {"server", "c", "c_i"}
-    assert [path.name for path in tmp_path.iterdir()] == ["last.ckpt"]
-
-
-class Watch:
-    """Notes what stands in a folder when the clock stops."""
-
-    def __init__(self, folder) -> None:
-        self.folder = folder
-
-    def start(self) -> None:
-        self.found: set[str] = set()
-
-    def stop(self) -> None:
-        self.found = {path.name for path in self.folder.rglob("*")}
-        self.checkpoint = torch.load(next(self.folder.rglob("last.ckpt")))
-
-    def wait(self) -> None:
-        raise worker.NoMoreTurns
-
-
-def test_a_turn_of_fedlit_ends_after_its_checkpoint(tmp_path):
-    watch = Watch(tmp_path)
-    with pytest.raises(worker.NoMoreTurns):
-        worker.run_fedlit(TINY, False, str(tmp_path), watch)
-    assert watch.checkpoint["round"] == TINY.rounds == 2
-    assert {"metrics.csv", "ledger.csv", "events.jsonl"} < watch.found
-    assert any("tfevents" in name for name in watch.found)
-    assert {"acc/global_on_pooled", "acc/global_on_own", "acc/trained_on_own"} < watch.checkpoint["last"].keys()
-
-
-def test_a_turn_of_a_tight_loop_has_the_same_allocator_setting_and_ends_after_its_checkpoint(tmp_path, monkeypatch):
-    calls = []
-    monkeypatch.setattr(worker, "keep_large_blocks", lambda: calls.append("set"))
-    monkeypatch.setattr(worker.gc, "freeze", lambda: None)  # for this process it would last
-    watch = Watch(tmp_path)
-    with pytest.raises(worker.NoMoreTurns):
-        worker.run_tight(TINY, False, tmp_path, watch)
-    assert calls == ["set"]
-    assert watch.found == {"last.ckpt"}
 
 
 def test_a_row_is_measured_and_shown(tmp_path, monkeypatch, capsys):

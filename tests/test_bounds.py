@@ -2,21 +2,14 @@
 
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from toys import SGD, fitted, linear, toy_data
 
 from fedlit import FedAvg, Federation
 from fedlit.augment import Flip
-from fedlit.bounds import check_count, check_number
 from fedlit.methods import FML, FedProx
 from fedlit.partition import IID
-
-
-def test_what_is_within_its_bounds_comes_back():
-    assert check_number("x", np.float32(0.5)) == 0.5
-    assert check_count("x", np.int64(3)) == 3
 
 
 @pytest.mark.parametrize(

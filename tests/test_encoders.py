@@ -124,29 +124,3 @@ def test_what_is_no_number_or_no_switch_is_refused():
         TopK(float("nan"))
     with pytest.raises(ValueError, match=r"`trainer.upload_encoder.stochastic` must be true or false, got 'yes'"):
         Int8(stochastic="yes")
-
-
-def top_k(places, values=(1.0, 2.0)):
-    return TopK(0.5), {"w": {"places": torch.tensor(places), "values": torch.tensor(values)}}
-
-
-@pytest.mark.parametrize(
-    ("encoder", "encoded", "message"),
-    [
-        (*top_k([0, 4]), "places of 'w' must rise within 0 and 3"),
-        (*top_k([-1, 2]), "places of 'w' must rise within 0 and 3"),
-        (*top_k([2, 2]), "places of 'w' must rise within 0 and 3"),
-        (*top_k([0.0, 1.0]), r"places of 'w' must be a list of whole numbers, got \(2,\) torch.float32"),
-        (*top_k([0, 1], [1.0]), r"what is sent of 'w' must be \(2,\) torch.float32, got \(1,\)"),
-        (Float16(), {"w": torch.zeros(3).half()}, r"what is sent of 'w' must be \(4,\) torch.float16, got \(3,\)"),
-        (Float16(), {"w": torch.zeros(4)}, r"must be \(4,\) torch.float16, got \(4,\) torch.float32"),
-        (
-            Int8(),
-            {"w": {"steps": torch.zeros(4, dtype=torch.int8), "scale": torch.tensor(torch.nan)}},
-            "the scale of 'w' is not finite",
-        ),
-    ],
-)
-def test_what_was_damaged_on_its_way_is_not_decoded(encoder, encoded, message):
-    with pytest.raises(ValueError, match=message):
-        encoder.decode(encoded, {"w": torch.zeros(4)})

@@ -2,27 +2,11 @@
 
 import pytest
 import torch
-from torch import nn, tensor
+from torch import nn
 from toys import SmallCNN
 
 from fedlit.heads import Pretrained, Scattered, with_outputs
-from fedlit.methods import DLAD
-from fedlit.methods.dlad import Teachers
 from fedlit.methods.states import Ensemble
-
-
-def test_teachers_are_mixed_as_probabilities():
-    states = {0: {"weight": tensor([[5.0], [0.0]])}, 1: {"weight": tensor([[0.0], [1.0]])}}
-    uploads = {k: {f"m.{n}": t for n, t in state.items()} for k, state in states.items()}
-    ensemble = Ensemble(uploads, "m.", lambda k: nn.Linear(1, 2, bias=False), lambda k: 0, torch.device("cpu"))
-    x = tensor([[1.0], [2.0]])
-    method = DLAD(SmallCNN, torch.optim.Adam, temperature=0.1)
-    method.confidence = lambda teachers, x, y: tensor([[0.1, 0.2], [0.2, 0.1]])
-    first = tensor([5.0, 0.0]).softmax(0) * tensor([1.0, 2.0]).softmax(0)[0]
-    second = tensor([0.0, 1.0]).softmax(0) * tensor([1.0, 2.0]).softmax(0)[1]
-    target = method.target(Teachers(ensemble), x, tensor([-1, -1]))
-    torch.testing.assert_close(target[0], first + second)
-    torch.testing.assert_close(target.sum(dim=1), torch.ones(2))
 
 
 def test_many_teachers_need_one_live_network_per_architecture():

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from jsonargparse import ArgumentParser
 from torch import nn
 from torch.testing import assert_close
 
@@ -124,19 +123,12 @@ def test_mlp_without_hidden_layers_is_logistic_regression():
     assert torch.equal(net(x), nn.functional.linear(x, net.head.weight, net.head.bias))
 
 
-def expert_like_lenet(dropout: float) -> tuple[torch.Tensor, torch.Tensor]:
+@pytest.mark.parametrize(("dropout", "holds"), [(0.0, True), (0.5, False)])
+def test_moe_expert_without_dropout_and_only_then_is_lenet5(dropout, holds):
     lenet, expert, x = LeNet5(), MoEExpert(dropout=dropout), images({})
     for theirs, ours in zip(lenet.parameters(), expert.parameters(), strict=True):
         ours.data.copy_(theirs.data)
-    return lenet(x), expert(x)
-
-
-def test_moe_expert_without_dropout_is_lenet5():
-    assert torch.equal(*expert_like_lenet(dropout=0.0))
-
-
-def test_moe_expert_with_dropout_is_not_lenet5():
-    assert not torch.equal(*expert_like_lenet(dropout=0.5))
+    assert torch.equal(lenet(x), expert(x)) is holds
 
 
 def weighted_layers(net: nn.Module) -> list[nn.Module]:
@@ -212,13 +204,6 @@ def test_the_smallest_image_size_works_and_the_next_smaller_is_refused(network, 
 def test_a_bad_option_is_named_with_what_is_allowed_and_what_came(network, options, message):
     with pytest.raises(ValueError, match=message):
         network(**options)
-
-
-def test_tuples_come_from_yaml_lists():
-    parser = ArgumentParser()
-    parser.add_argument("--network", type=nn.Module)
-    config = parser.parse_args(["--network=fedlit.networks.MLP", "--network.hidden=[7, 6, 5]"])
-    assert MLP(**vars(config.network.init_args)).feature_shape == (5,)
 
 
 @pytest.mark.parametrize("cls", [LeNet5, CNN2, McMahanCNN, TwoStreamAlexNet])

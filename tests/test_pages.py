@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import Callback
 from printed import ROOT
 from reference_pages import PAGES as REFERENCE
 from reference_pages import every_object, public_names, text_of
-from repository import LINK, complete, write
+from repository import LINK, complete
 
 from fedlit import callbacks, methods
 from fedlit.cli.methods import card_of, methods_of
@@ -138,15 +138,6 @@ def test_the_reference_has_what_a_user_calls_or_subclasses():
     own = [kind for kind in vars(callbacks).values() if getattr(kind, "__module__", "") == callbacks.__name__]
     assert {kind.__name__ for kind in own if inspect.isclass(kind) and issubclass(kind, Callback)} - made <= entries
     assert ".. autoclass:: fedlit.Federation" in text_of("federation")
-
-
-def test_generated_pages_of_an_earlier_build_go(tmp_path, monkeypatch):
-    monkeypatch.setattr("repository.DOCS", tmp_path)
-    write("methods", {"methods/Old.md": "old", "methods/Kept.md": "kept"})
-    before = (tmp_path / "methods/Kept.md").stat().st_mtime_ns
-    write("methods", {"methods/Kept.md": "kept"})
-    assert [path.name for path in (tmp_path / "methods").iterdir()] == ["Kept.md"]
-    assert (tmp_path / "methods/Kept.md").stat().st_mtime_ns == before
 
 
 def test_a_page_takes_in_a_file_of_the_repository():

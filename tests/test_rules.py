@@ -174,6 +174,7 @@ def test_a_rule_refuses_a_round_that_is_too_small_for_it(rule, needed):
         (lambda: NormClipping(0.0), r"`trainer.aggregator.threshold` .* above 0, got 0.0"),
         (lambda: NormClipping(float("nan")), r"`trainer.aggregator.threshold` .* above 0, got nan"),
         (lambda: TrimmedMean(0.5), r"`trainer.aggregator.trim` .* \[0, 0.5\), got 0.5"),
+        (lambda: TrimmedMean(-0.1), r"`trainer.aggregator.trim` .* \[0, 0.5\), got -0.1"),
         (lambda: GeometricMedian(steps=0), r"`trainer.aggregator.steps` must be at least 1"),
         (lambda: GeometricMedian(smoothing=0.0), r"`trainer.aggregator.smoothing` .* above 0"),
     ],

@@ -101,10 +101,6 @@ def test_a_second_recipe_and_an_option_of_a_class_override_the_first(capsys):
     assert config["model"]["init_args"]["optimizer"]["init_args"]["lr"] == 0.1
 
 
-def test_a_recipe_of_fedlit_is_found_by_name_from_any_folder(capsys):
-    assert printed_config(["fit", "-c", "fedavg_fashion.yaml"], capsys)["seed_everything"] == 1
-
-
 def test_a_file_where_the_user_stands_comes_before_the_recipe_of_that_name(capsys):
     write_recipe("fedavg_fashion.yaml")
     assert printed_config(["fit", "-c", "fedavg_fashion.yaml"], capsys)["seed_everything"] == 0
@@ -269,11 +265,6 @@ def test_the_version_comes_without_torch_and_names_what_results_depend_on():
     python = ".".join(map(str, sys.version_info[:3]))
     used = f"torch {version('torch')}, lightning {version('lightning')}, Python {python}"
     assert said_without_torch("--version") == f"fedlit {fedlit.__version__} ({used})\n"
-
-
-def test_python_m_fedlit_is_the_command():
-    shown = subprocess.run([sys.executable, "-m", "fedlit"], capture_output=True, text=True, check=True).stdout
-    assert shown == said_without_torch()
 
 
 @pytest.mark.slow

@@ -24,6 +24,10 @@ class Ends(FederationCallback):
         signal.raise_signal(self.number)
 
 
+def moody(uploads, current):
+    raise KeyError("no such rule")
+
+
 class Breaks(FedAvg):
     def on_client_start(self, client):
         if client.id == 2:
@@ -58,6 +62,12 @@ def test_too_few_clients_are_reported_in_one_line_with_exit_code_3(capsys):
         "fedlit: Only 2 of the 3 clients of round 1 were usable, 3 are needed; client 2: KeyError: 'x'"
     )
     assert "see events.jsonl" in said
+
+
+def test_a_rule_that_raises_is_reported_in_one_line_with_exit_code_3(capsys):
+    assert ending("fit", "--config", "run.yaml", "--trainer.aggregator=own_endings.moody") == 3
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("fedlit: `trainer.aggregator` moody could not combine the 3 uploads of round 1: KeyError")
 
 
 def test_new_clients_who_cannot_join_are_reported_likewise(capsys):

@@ -51,8 +51,3 @@ def test_warnings_of_others_are_shown_as_ever(capsys):
     with pytest.warns(UserWarning, match="of another library"), notices_in_one_line():
         warnings.warn("of another library", UserWarning, stacklevel=1)
     assert capsys.readouterr().err == ""
-
-
-def test_in_python_a_notice_is_a_warning_that_can_be_filtered():
-    with pytest.warns(Notice, match="is now"):
-        warnings.warn("`old` is now `new`.", Notice, stacklevel=1)

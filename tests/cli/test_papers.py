@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from fedlit.cli.app import main
@@ -106,18 +105,6 @@ KINDS = {kind(cell): (name, cell) for name, study in STUDIES.items() for cell in
 @pytest.mark.parametrize("cell", named(KINDS.values()))
 def test_every_kind_of_cell_runs(cell, data_root, capsys):
     run_a_round(cell, data_root, capsys)
-
-
-# --- both readings of FML's shards
-
-MNIST = np.repeat(np.arange(10), [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949])
-
-
-# --- the papers' numbers, and what they say of each other
-
-
-def paper(study: str, row: str) -> list[float]:
-    return [cell.paper for cell in STUDIES[study].cells if cell.row == row]
 
 
 # --- the page that tells of them

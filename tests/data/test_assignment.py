@@ -2,30 +2,13 @@
 
 import numpy as np
 import pytest
+from test_partition import CIFAR, CIFAR_TEST, MNIST, all_equal, is_disjoint, shuffled
 
 from fedlit.data.assignment import Assignment, Saved, opt_in_masks, split_validation
 from fedlit.data.splits import split_off
 from fedlit.partition import IID, ClassSets, Partition, Shards
 
-MNIST = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
 HEADER = "client,split,index,label,shared\n"
-
-
-def shuffled(counts):
-    """Labels with `counts[c]` samples of class c, in a file order of their own."""
-    return np.random.default_rng(0).permutation(np.repeat(np.arange(len(counts)), counts))
-
-
-CIFAR, CIFAR_TEST = shuffled([5000] * 10), shuffled([1000] * 10)
-
-
-def all_equal(left, right):
-    return len(left) == len(right) and all(np.array_equal(a, b) for a, b in zip(left, right, strict=True))
-
-
-def is_disjoint(parts):
-    together = np.concatenate(parts)
-    return len(np.unique(together)) == len(together)
 
 
 def withheld_clients(masks):

@@ -214,13 +214,6 @@ def seen(data: FederatedData) -> list[torch.Tensor]:
     return [x for batches in [*train, data.val_batches([0, 2])[0], data.test_batches()] for x, _ in batches]
 
 
-@pytest.mark.parametrize("options", [{"augmentation": [PadEdge(1)]}, {"partition": PermutedPixels()}])
-def test_samples_that_are_kept_normalised_have_the_bits_of_those_that_are_not(options, monkeypatch):
-    kept = seen(images(**options))
-    monkeypatch.setattr("fedlit.data.preprocessing.MOST_READY", 0)
-    assert all(map(torch.equal, kept, seen(images(**options))))
-
-
 def test_a_network_that_works_in_place_on_its_inputs_changes_no_sample():
     data = images()
     before = [x.clone() for x in seen(data)]

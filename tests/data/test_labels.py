@@ -2,7 +2,6 @@
 
 import warnings
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -10,7 +9,6 @@ from torch.utils.data import TensorDataset
 from toys import SGD, fitted
 
 from fedlit import FedAvg, FederatedData
-from fedlit.cli.partition import main as partition
 from fedlit.data import JointData
 from fedlit.data.remote import restrict_to_client
 from fedlit.notices import Notice
@@ -87,16 +85,6 @@ def test_the_highest_classes_need_no_samples_where_the_user_says_how_many_there_
 def test_classes_that_cannot_be_are_refused(labels, num_classes, message):
     with pytest.raises(ValueError, match=message):
         labelled(labels, labels, num_classes=num_classes).setup()
-
-
-@pytest.mark.usefixtures("_own_folder")
-def test_the_table_of_who_holds_what_says_it_too(capsys):
-    images = np.zeros((20, 8, 8), np.uint8)
-    labels = np.arange(20) % 2 + 3
-    np.savez("own.npz", train_images=images, train_labels=labels, test_images=images, test_labels=labels)
-    partition(["--data.dataset=own.npz", "--data.num_clients=2"])
-    note = "labels of `data.dataset` own.npz are 3 to 4, so that no sample is of class 0; if they count from 3, "
-    assert capsys.readouterr().err == f"fedlit: note: {note}subtract 3.\n"
 
 
 def test_one_of_several_data_sets_that_counts_from_1_gives_a_notice():

@@ -5,7 +5,6 @@ import random
 import signal
 import time
 import warnings
-from dataclasses import replace
 from multiprocessing import active_children
 from pathlib import Path
 
@@ -109,32 +108,6 @@ def test_what_is_not_random_is_the_same_in_memory_and_read(options):
         found.append([epochs(some) for some in batches] + [data.splits.mean, held])
         assert data.client(0).class_shares().sum() == pytest.approx(1)
     assert equal(*found)
-
-
-def test_generators_that_are_seldom_drawn_from_are_seeded_all_the_same():
-    class Seldom(Noisy):
-        def __getitem__(self, index: int):
-            x, y = self.images[index]
-            return x + torch.rand(()) + (self.noise() if index == 7 else 0), y
-
-    found = part_of(Seldom(), "d", ReadOptions(in_memory=False)).reader
-    assert found.draws_from_torch_alone  # as far as a few samples show, of which 7 is none
-    for num_workers in (0, 2):
-        batches = (
-            batches_of(replace(reader, num_workers=num_workers), torch.Generator().manual_seed(0))
-            for reader in (found, Reader(Seldom(), "d"))
-        )
-        assert equal(*map(epochs, batches))
-
-
-def test_a_data_set_that_looks_at_another_generators_state_has_it_seeded():
-    class Looks(Noisy):
-        def noise(self) -> float:
-            return np.random.default_rng(np.random.get_state()[1][0]).random()
-
-    assert not part_of(Looks(), "d", ReadOptions(in_memory=False)).reader.draws_from_torch_alone
-    assert not part_of(Noisy(by="numpy"), "d", ReadOptions(in_memory=False)).reader.draws_from_torch_alone
-    assert part_of(Noisy(by="torch"), "d", ReadOptions(in_memory=False)).reader.draws_from_torch_alone
 
 
 def test_auto_reads_what_is_random_and_says_so_and_stacks_the_rest():

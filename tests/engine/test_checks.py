@@ -6,7 +6,6 @@ import pytest
 import torch
 import yaml
 from torch import nn
-from torch.utils.data import TensorDataset
 from toys import SGD, fitted, linear, rows, toy_datasets
 
 from fedlit import FedAvg, FederatedData
@@ -83,14 +82,6 @@ def test_optimisers_that_cannot_be_used_are_refused(message, configure):
 def test_an_optimiser_that_is_built_already_is_refused():
     with pytest.raises(TypeError, match=r"^`model.optimizer` must be a class or function .*; got a ready SGD"):
         FedAvg(linear, SGD(linear().parameters()))
-
-
-def test_inputs_that_require_a_gradient_are_refused():
-    train, test = toy_datasets()
-    x, y = train.tensors
-    data = FederatedData(train_dataset=TensorDataset(x.requires_grad_(), y), test_dataset=test)
-    with pytest.raises(ValueError, match=r"^inputs of `data.train_dataset` .*requires grad; give its `detach"):
-        data.setup()
 
 
 def test_a_data_set_by_name_beside_one_that_is_given_is_refused():

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 from torchmetrics import Metric
-from torchmetrics.classification import MulticlassAccuracy
 from toys import SGD, KillAt, equal, events, fitted, in_a_child, linear, rows, seeded, toy_data
 
 from fedlit import FedAvg, LocalOnly
@@ -85,11 +84,6 @@ def test_a_metric_that_raises_on_one_clients_samples_is_left_out_there_and_repor
     found = {(event["client"], event["metric"]) for event in events(federation.log_dir, "metric_left_out")}
     assert found == {(k, "picky") for k in refused}
     assert events(federation.log_dir, "left_out") == []
-
-
-def test_a_metric_of_a_name_that_is_taken_is_refused():
-    with pytest.raises(ValueError, match=r"^`trainer.metrics` must leave acc and loss .* give 'acc' another name"):
-        fitted(FedAvg(linear, SGD), metrics={"acc": MulticlassAccuracy(3)})
 
 
 @pytest.mark.parametrize(

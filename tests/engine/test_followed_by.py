@@ -8,7 +8,7 @@ import torch
 from toys import SGD, SmallCNN, equal, fitted, linear, rows, toy_data
 
 from fedlit.data.client import Server
-from fedlit.methods import FedDF, Stage
+from fedlit.methods import FedDF
 from fedlit.privacy import ClientLevelDP
 
 
@@ -73,21 +73,6 @@ class Kept(FedDF):
 def test_the_servers_optimiser_is_new_in_every_round_unless_all_are_kept(kept, steps):
     federation = experiment(Kept, linear, num_rounds=2, optimizer_state=kept)
     assert federation.state.module.steps == steps
-
-
-DISTIL = Stage("distil", side="server", upload="none", public="inputs")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"upload": "none", "followed_by": DISTIL}, "`followed_by` is for clients whose uploads are aggregated"),
-        ({"followed_by": Stage("other")}, "`followed_by` must be a stage of the server"),
-    ],
-)
-def test_what_cannot_follow_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        Stage("federate", **options)
 
 
 def test_under_privacy_a_server_that_learns_from_uploads_is_refused():

@@ -33,11 +33,26 @@ def test_a_network_that_cannot_be_copied_is_refused():
         fitted(method, num_rounds=1)
 
 
-def test_a_stage_that_contradicts_itself_is_refused():
-    with pytest.raises(ValueError, match="a server trains on the public pool and uploads nothing"):
-        Stage("stage", side="server")
-    with pytest.raises(ValueError, match="clients never see the labels"):
-        Stage("stage", public="labels")
+DISTIL = Stage("distil", side="server", upload="none", public="inputs")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"side": "server"}, "a server trains on the public pool and uploads nothing"),
+        ({"public": "labels"}, "clients never see the labels of the public pool among their own"),
+        ({"samples": "public"}, "`samples: public` needs a `public` of inputs or labels"),
+        ({"upload": "none", "followed_by": DISTIL}, "`followed_by` is for clients whose uploads are aggregated"),
+        ({"followed_by": Stage("other")}, "`followed_by` must be a stage of the server"),
+        ({"upload": "none", "keep_uploads": True}, "`keep_uploads` is for uploads that are aggregated"),
+    ],
+)
+def test_a_stage_that_contradicts_itself_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Stage("stage", **options)
+
+
+def test_early_stopping_needs_patience():
     with pytest.raises(ValueError, match="`patience` and `check_every` must be at least 1"):
         EarlyStopping(patience=0)
 

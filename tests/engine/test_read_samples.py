@@ -1,13 +1,10 @@
 """A federation whose samples are read one by one, with a random transform: the same bits however they are read."""
 
-from multiprocessing import active_children
-
 import numpy as np
 import pytest
 import torch
-from forked import exit_codes, forked
 from torch.utils.data import Dataset
-from toys import SGD, SmallCNN, equal, fitted, rows, toy_datasets
+from toys import SGD, SmallCNN, equal, fitted, toy_datasets
 
 from fedlit import FedAvg, FederatedData
 
@@ -46,27 +43,3 @@ def test_a_random_transform_is_another_result_than_a_frozen_one_and_another_seed
     assert equal(ends[0], ends[1])
     assert not equal(ends[0], ends[2])
     assert not equal(ends[0], run(seed=1).global_state)
-
-
-@pytest.mark.slow
-def test_workers_and_processes_of_their_own_for_clients_change_no_bit():
-    plain = run()
-    for data, options in ((crops(num_workers=2), {}), (crops(num_workers=2), {"client_timeout": 60.0})):
-        other = run(data, **options)
-        assert equal(plain.global_state, other.global_state)
-        assert sorted(rows(plain), key=str) == sorted(rows(other), key=str)
-    assert active_children() == []
-
-
-@pytest.mark.slow
-def test_two_processes_change_no_bit(tmp_path):
-    def work(rank):
-        federation = run(crops(num_workers=2), devices=2, default_root_dir=str(tmp_path))
-        torch.save(federation.global_state, tmp_path / f"state_{rank}.pt")
-
-    codes = exit_codes(forked(work, tmp_path))
-    said = [(tmp_path / f"rank_{rank}.txt").read_text() for rank in range(2)]
-    assert codes == [0, 0], said
-    one = run().global_state
-    for rank in range(2):
-        assert equal(torch.load(tmp_path / f"state_{rank}.pt"), one)

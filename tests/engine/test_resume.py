@@ -6,7 +6,7 @@ from torch import nn
 from torchmetrics.classification import MulticlassCalibrationError
 from toys import SGD, equal, fitted, linear, seeded, toy_data
 
-from fedlit import FedAvg, Federation, FineTuned, LocalOnly
+from fedlit import FedAvg, FineTuned, LocalOnly
 from fedlit.callbacks import FederationCallback, StopAt
 
 
@@ -71,12 +71,6 @@ def test_auto_leaves_a_finished_run_as_it_is_and_says_so(tmp_path, capsys):
     assert "All 2 rounds are done" in capsys.readouterr().err
     assert [(folder / name).read_bytes() for name in kept] == before
     assert [path.name for path in folder.parent.iterdir()] == ["version_0"]
-
-
-def test_auto_is_refused_where_nothing_could_begin():
-    message = r"^`--ckpt_path auto` is for `fit`, which may begin anew; give a file, `last`"
-    with pytest.raises(ValueError, match=message):
-        Federation(accelerator="cpu").test(FedAvg(linear, SGD), toy_data(), ckpt_path="auto")
 
 
 def test_a_folder_in_use_is_left_alone(tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from toys import SGD, Diary, equal, fitted, linear, rows
+from toys import SGD, Diary, equal, fitted, linear, rows, seeded
 
 from fedlit import FedAvg
 from fedlit.losses import proximal_penalty
@@ -60,21 +60,16 @@ class FedFomo(FedAvg):
                 tensor.zero_()  # its copy is the client's own
 
 
-def seeded(method, network=linear, **options):
-    torch.manual_seed(7)
-    return method(network, SGD, **options)
-
-
 @pytest.fixture(scope="module")
 def fomo(tmp_path_factory):
-    return fitted(seeded(FedFomo), num_rounds=2, default_root_dir=str(tmp_path_factory.mktemp("fomo")))
+    return fitted(seeded(FedFomo, linear, SGD), num_rounds=2, default_root_dir=str(tmp_path_factory.mktemp("fomo")))
 
 
 def test_a_client_goes_on_with_its_own_and_receives_what_others_uploaded_last(fomo):
     seen = fomo.state.module.seen
-    initial = seeded(FedFomo).state_dict()
+    initial = seeded(FedFomo, linear, SGD).state_dict()
     assert all(equal(seen[1, k][0], initial) and seen[1, k][1] == {} for k in range(3))
-    after_round_1 = fitted(seeded(FedFomo), num_rounds=1).state.uploads
+    after_round_1 = fitted(seeded(FedFomo, linear, SGD), num_rounds=1).state.uploads
     for k in range(3):
         own, received = seen[2, k]
         assert equal(own, after_round_1[k])
@@ -113,9 +108,9 @@ class Noting(FedAMP):
 
 
 def test_a_mixture_is_loaded_as_the_clients_network():
-    method = seeded(Noting)
+    method = seeded(Noting, linear, SGD)
     fitted(method, num_rounds=2)
-    uploads = fitted(seeded(FedAMP), num_rounds=1).state.uploads
+    uploads = fitted(seeded(FedAMP, linear, SGD), num_rounds=1).state.uploads
     for k in range(3):
         weights = torch.tensor([-distance(uploads[k], uploads[j]) for j in range(3)]).softmax(dim=0)
         mixture = sum(weights[j] * uploads[j]["network.1.bias"] for j in range(3))
@@ -138,7 +133,7 @@ class Bad(FedAvg):
     ],
 )
 def test_what_cannot_be_sent_ends_the_run_by_name(given, message):
-    method = seeded(Bad)
+    method = seeded(Bad, linear, SGD)
     method.given = given
     with pytest.raises(ValueError, match=rf"`download` of Bad, for client 0, .*{message}"):
         fitted(method)
@@ -150,8 +145,6 @@ def test_logs_and_privacy_have_no_place_there():
             self.log("sent", 1.0)
 
     with pytest.raises(ValueError, match=r"`self.log\('sent', ...\)` in `download`"):
-        fitted(seeded(Logging))
+        fitted(seeded(Logging, linear, SGD))
     with pytest.raises(ValueError, match="FedAMP uses clients' states as they are after stage 'federate'"):
-        fitted(seeded(FedAMP), privacy=ClientLevelDP(delta=0.01))
-    with pytest.raises(ValueError, match="`keep_uploads` is for uploads that are aggregated"):
-        Stage("local", upload="none", keep_uploads=True)
+        fitted(seeded(FedAMP, linear, SGD), privacy=ClientLevelDP(delta=0.01))

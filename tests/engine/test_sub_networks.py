@@ -7,8 +7,6 @@ import torch
 from test_methods_of_your_own import NAMES, SGD, perceptron
 from toys import events, fitted, rows
 
-from fedlit import FedAvg
-
 HeteroFL = NAMES["HeteroFL"]
 
 
@@ -56,11 +54,3 @@ def test_norms_are_not_compared_where_shapes_differ_and_weights_are():
     with pytest.raises(ValueError, match=r"`trainer.max_norm_ratio` .* is \(5, 64\) there and \(3, 64\) in an"):
         fitted(seeded(), num_rounds=1, max_norm_ratio=5.0)
     assert fitted(seeded(), num_rounds=1, max_weight_ratio=5.0).state.round == 1
-
-
-def test_a_mean_of_other_shapes_is_refused_by_name():
-    class NoAggregate(HeteroFL):
-        aggregate = FedAvg.aggregate
-
-    with pytest.raises(ValueError, match=r"of client 0 and .* of client 1, which have no mean"):
-        fitted(seeded(NoAggregate), num_rounds=1)

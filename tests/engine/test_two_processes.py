@@ -151,16 +151,6 @@ def test_a_signal_in_local_training_leaves_a_checkpoint_that_goes_on_to_the_same
     assert equal(resumed.global_state, alone())
 
 
-def test_a_killed_process_is_named_and_the_run_goes_on_from_its_checkpoint_to_the_same_bits(tmp_path):
-    codes, said = two(tmp_path / "two", lambda: os.kill(os.getpid(), signal.SIGKILL))
-    assert codes == [3, -signal.SIGKILL], said
-    assert said[0].splitlines()[-1].startswith("rank 1 of 2 has died")
-    checkpoint = tmp_path / "two/lightning_logs/version_0/checkpoints/last.ckpt"
-    assert torch.load(checkpoint)["round"] == 1
-    resumed = fitted(fml(), ckpt_path=str(checkpoint), default_root_dir=str(tmp_path / "two"))
-    assert equal(resumed.global_state, alone())
-
-
 def test_processes_that_share_a_device_end_in_the_same_bits(tmp_path):
     def work(rank):
         federation = fitted(fml(), devices=1, processes_per_device=3)

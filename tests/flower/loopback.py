@@ -13,6 +13,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from forked import free_port
+
 BIN = Path(sys.executable).parent
 RESTART_SECONDS = 10  # as `RestartSec` of the unit
 EC = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-384", "-nodes"]
@@ -33,12 +35,6 @@ def write_keys(folder: Path, num_nodes: int) -> None:
     for k in range(num_nodes):
         key = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-C", "", "-f", f"node_{k}"]
         subprocess.run(key, cwd=folder, check=True)
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 class Loopback:

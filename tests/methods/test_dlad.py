@@ -27,14 +27,8 @@ def pooled_data(**options) -> FederatedData:
     return toy_data(150, **{"public": 0.5, "num_clients": 3, **options})
 
 
-# --- weights and losses
-
-
-def test_equal_confidences_are_the_mean_of_all_teachers():
+def test_equal_confidences_are_the_mean_of_all_teachers_and_unequal_ones_are_not():
     assert torch.equal(teacher_weights(torch.full((4, 2), 0.3)), torch.full((4, 2), 0.25))
-
-
-def test_unequal_confidences_are_not():
     weights = teacher_weights(tensor([[0.9], [0.1]]), temperature=0.5)
     torch.testing.assert_close(weights, tensor([[1.6], [0.0]]).softmax(dim=0))
 
@@ -84,9 +78,6 @@ def test_soft_cross_entropy_is_cross_entropy_where_targets_are_sure():
     torch.testing.assert_close(soft_cross_entropy(z, F.one_hot(y, 3).float()), F.cross_entropy(z, y))
     sharp, soft = tensor([[0.9, 0.1]]), tensor([[0.5, 0.5]])
     assert soft_cross_entropy(tensor([[3.0, 0.0]]), sharp) < soft_cross_entropy(tensor([[3.0, 0.0]]), soft)
-
-
-# --- the protocol
 
 
 def test_every_client_uploads_exactly_once_and_never_its_optimiser_or_the_student():
@@ -143,24 +134,13 @@ def students_of_average_and_labeled(partition):
     return states
 
 
-IID_SETTINGS = [IID(), IID(20), ClassSets("iid", 40)]
+SETTINGS = [(IID(), True), (IID(20), True), (ClassSets("iid", 40), True)]
+SETTINGS += [(ClassSets([[0, 1], [1, 2], [2, 0]], 40), False)]
 
 
-@pytest.mark.parametrize("partition", IID_SETTINGS)
-def test_labeled_is_average_where_all_clients_have_the_same_class_probabilities(partition):
-    assert equal(*students_of_average_and_labeled(partition))
-
-
-def test_labeled_is_not_average_where_clients_have_different_classes():
-    assert not equal(*students_of_average_and_labeled(ClassSets([[0, 1], [1, 2], [2, 0]], 40)))
-
-
-def test_a_client_has_the_class_probabilities_of_its_set_by_hand():
-    data = pooled_data(partition=ClassSets([[0, 1], [1, 2], [2]], 40))
-    data.setup()
-    assert data.client(1).class_probabilities().tolist() == [0.0, 0.5, 0.5]
-    assert data.client(2).class_probabilities().tolist() == [0.0, 0.0, 1.0]
-    assert data.client(1).class_shares().tolist() != [0.0, 0.5, 0.5]
+@pytest.mark.parametrize(("partition", "holds"), SETTINGS)
+def test_labeled_is_average_where_and_only_where_clients_have_the_same_class_probabilities(partition, holds):
+    assert equal(*students_of_average_and_labeled(partition)) is holds
 
 
 def test_where_a_partition_knows_none_the_samples_are_counted():
@@ -186,9 +166,6 @@ def test_only_labeled_can_see_the_labels_of_the_pool(aggregator, sees):
 def test_recorded_answers_of_teachers_give_the_same_student():
     states = [fitted(seeded(linear, record=record), pooled_data()).global_state for record in (True, False)]
     torch.testing.assert_close(*states, rtol=1e-4, atol=1e-5)
-
-
-# --- clients that differ, and clients that come later
 
 
 def test_clients_and_server_may_have_different_networks():
@@ -241,19 +218,6 @@ def test_an_earlier_run_with_another_network_is_refused(tmp_path):
     first = fitted(seeded(SmallCNN), pooled_data(), default_root_dir=str(tmp_path))
     with pytest.raises(ValueError, match=r"`model.earlier` holds an upload of client 0 that its network cannot take"):
         fitted(seeded(linear, earlier=f"{first.log_dir}/checkpoints/last.ckpt"), pooled_data())
-
-
-def test_an_earlier_run_that_is_no_checkpoint_is_refused_by_name(tmp_path):
-    with pytest.raises(ValueError, match=r"`model.earlier` must be a checkpoint"):
-        fitted(seeded(earlier=str(tmp_path / "none.ckpt")), pooled_data())
-
-
-def test_without_a_public_pool_it_is_refused():
-    with pytest.raises(ValueError, match=r"needs a public pool; set `data.public`"):
-        fitted(seeded(), toy_data())
-
-
-# --- each option reaches what it is for
 
 
 @cache
@@ -315,3 +279,11 @@ def test_an_earlier_run_without_density_classifiers_is_refused_before_anybody_tr
 def test_a_pool_without_a_whole_batch_is_refused_where_others_are_dropped():
     with pytest.raises(ValueError, match=r"`data.drop_last` leaves no batch of the pool"):
         fitted(seeded(linear), pooled_data(public=0.02, drop_last=True))
+
+
+def test_a_client_has_the_class_probabilities_of_its_set_by_hand():
+    data = pooled_data(partition=ClassSets([[0, 1], [1, 2], [2]], 40))
+    data.setup()
+    assert data.client(1).class_probabilities().tolist() == [0.0, 0.5, 0.5]
+    assert data.client(2).class_probabilities().tolist() == [0.0, 0.0, 1.0]
+    assert data.client(1).class_shares().tolist() != [0.0, 0.5, 0.5]

@@ -9,7 +9,7 @@ from plain_loops import PLAIN, RATE, batches, first_networks, gradients, taking_
 from test_fedproto import Alone, Wide
 from torch import nn, tensor
 from torch.testing import assert_close
-from toys import SGD, SmallCNN, equal, fitted, linear, part, toy_data, uneven
+from toys import SGD, SmallCNN, equal, fitted, linear, part, uneven
 
 from fedlit.aggregation import Upload
 from fedlit.methods import FD
@@ -134,13 +134,3 @@ def test_networks_may_differ():
     federation = fitted(FD(linear, SGD, client_networks={1: Wide}))
     assert "network.second.weight" in federation.personal_states[1]
     assert federation.global_state["holders"].tolist() == [3, 3, 3]
-
-
-def test_a_plain_trainer_trains_it_as_one_that_owns_all():
-    from lightning import Trainer
-
-    method = FD(linear, PLAIN)
-    options = {"max_epochs": 1, "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    before = method.network[1].weight.detach().clone()
-    Trainer(**options, enable_model_summary=False, accelerator="cpu").fit(method, toy_data(num_clients=1))
-    assert not torch.equal(method.network[1].weight, before)

@@ -6,16 +6,11 @@ from functools import partial
 import pytest
 import torch
 from torch import nn, tensor
-from toys import SGD, SmallCNN, equal, fitted, linear, rows, toy_data
+from toys import SGD, SmallCNN, equal, fitted, linear, rows, seeded, toy_data
 
 from fedlit import FedAvg
 from fedlit.losses import distillation_loss
 from fedlit.methods import FedDF
-
-
-def seeded(method, network=SmallCNN, **options):
-    torch.manual_seed(7)
-    return method(network, SGD, **options)
 
 
 def deeper():
@@ -29,16 +24,15 @@ def with_pool(**options):
 @pytest.fixture(scope="module")
 def averaged(tmp_path_factory):
     folder = str(tmp_path_factory.mktemp("run"))
-    found = fitted(seeded(FedAvg), with_pool(), default_root_dir=folder).global_state
+    found = fitted(seeded(FedAvg, SmallCNN, SGD), with_pool(), default_root_dir=folder).global_state
     return {name.replace("network.", "networks.0."): tensor for name, tensor in found.items()}
 
 
-def test_with_0_epochs_of_distillation_it_is_fedavg(averaged):
-    assert equal(fitted(seeded(FedDF, distil_epochs=0), with_pool()).global_state, averaged)
-
-
-def test_with_1_epoch_it_is_not(averaged):
-    assert not equal(fitted(seeded(FedDF, distil_epochs=1), with_pool()).global_state, averaged)
+@pytest.mark.parametrize(("epochs", "holds"), [(0, True), (1, False)])
+def test_with_0_epochs_of_distillation_and_only_then_it_is_fedavg(epochs, holds, averaged):
+    assert (
+        equal(fitted(seeded(FedDF, SmallCNN, SGD, distil_epochs=epochs), with_pool()).global_state, averaged) is holds
+    )
 
 
 def test_the_loss_by_hand():
@@ -59,7 +53,7 @@ class Watched(FedDF):
 
 
 def test_the_server_starts_from_the_mean_and_is_taught_the_mean_of_this_rounds_logits(averaged):
-    method = seeded(Watched, linear)
+    method = seeded(Watched, linear, SGD)
     federation = fitted(method, with_pool(), num_rounds=2, fraction_fit=0.7)
     assert len(method.uploads) == 2  # of three clients
     mean = {
@@ -73,7 +67,7 @@ def test_the_server_starts_from_the_mean_and_is_taught_the_mean_of_this_rounds_l
 
 
 def test_distillation_brings_the_student_nearer_to_its_teachers():
-    method = seeded(Watched, deeper, distil_epochs=10)
+    method = seeded(Watched, deeper, SGD, distil_epochs=10)
     federation = fitted(method, with_pool(), num_rounds=1, local_epochs=5)
     distances = []
     for state in (method.started, federation.global_state):
@@ -86,10 +80,10 @@ def test_distillation_brings_the_student_nearer_to_its_teachers():
 
 def test_with_patience_the_best_state_by_clients_validation_samples_is_kept():
     harmful = partial(torch.optim.SGD, lr=100.0)
-    method = seeded(Watched, linear, distil_epochs=3, patience=1, distil_optimizer=harmful)
+    method = seeded(Watched, linear, SGD, distil_epochs=3, patience=1, distil_optimizer=harmful)
     federation = fitted(method, with_pool(val_size=0.2), num_rounds=1, local_epochs=5)
     assert equal(federation.global_state, method.started)  # no epoch of these was any better
-    without = seeded(Watched, linear, distil_epochs=3, distil_optimizer=harmful)
+    without = seeded(Watched, linear, SGD, distil_epochs=3, distil_optimizer=harmful)
     assert not equal(fitted(without, with_pool(val_size=0.2), num_rounds=1).global_state, without.started)
 
 
@@ -98,7 +92,7 @@ def test_with_patience_the_best_state_by_clients_validation_samples_is_kept():
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory):
-    method = seeded(Watched, linear, client_networks={1: deeper, 2: deeper})
+    method = seeded(Watched, linear, SGD, client_networks={1: deeper, 2: deeper})
     return fitted(method, with_pool(val_size=0.2), num_rounds=2, default_root_dir=str(tmp_path_factory.mktemp("mixed")))
 
 
@@ -136,13 +130,5 @@ def test_a_client_is_sent_its_own_architecture_alone_and_evaluated_with_it(mixed
     assert {line["client"] for line in own} == {"0", "1", "2"}
     assert len(list(mixed.network(client=1).parameters())) == 4
     assert len(list(mixed.network(client=0).parameters())) == len(list(mixed.network().parameters())) == 2
-    assert {row.client for row in mixed.test(mixed.state.module, mixed.state.data) if row.model == "personal"} == {
-        0,
-        1,
-        2,
-    }
-
-
-def test_without_a_public_pool_it_is_refused():
-    with pytest.raises(ValueError, match=r"Stage 'distil' needs a public pool; set `data.public`"):
-        fitted(seeded(FedDF))
+    tested = mixed.test(mixed.state.module, mixed.state.data)
+    assert {row.client for row in tested if row.model == "personal"} == {0, 1, 2}

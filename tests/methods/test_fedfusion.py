@@ -23,9 +23,6 @@ class Small(nn.Module):
         return self.head(self.extractor(x))
 
 
-# --- operators by hand
-
-
 def test_a_single_weight_mixes_everything():
     fusion = Weighted(1)
     fusion.lam.data.fill_(0.25)
@@ -61,9 +58,6 @@ def test_where_both_extractors_agree_any_weight_is_the_identity_and_has_no_gradi
     assert torch.equal(fusion.lam.grad, torch.zeros_like(fusion.lam))
 
 
-# --- invariants
-
-
 @pytest.mark.parametrize("control", [{"train_operator": False}, {"fuse_with": "own"}])
 @pytest.mark.parametrize("operator", ["single", "multi"])
 def test_with_lam_held_at_0_or_fused_with_itself_it_is_fedavg(operator, control):
@@ -93,8 +87,6 @@ def test_with_lam_learned_it_is_not():
 
 def test_the_server_smooths_lam_and_nothing_else():
     """By hand: 0.9 * 1.0 + 0.1 * mean(0.0, 4.0) = 1.1."""
-    from fedlit.aggregation import Upload
-
     method = FedFusion(Small, SGD, "single")
     name, weight = "network.fusion.lam", "network.head.2.weight"
     state = {n: t for n, t in method.state_dict().items() if method.is_shared(n)}
@@ -140,9 +132,6 @@ def test_a_fusing_convolution_is_averaged_and_not_smoothed():
 def test_a_network_without_a_feature_shape_is_refused():
     with pytest.raises(ValueError, match="must have an `extractor` with a `feature_shape`"):
         FedFusion(TrunkAndHead, SGD)
-
-
-# --- what is logged of the fusion
 
 
 def test_lam_and_its_spread_and_the_share_of_a_convolution_by_hand():

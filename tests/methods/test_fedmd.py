@@ -2,19 +2,16 @@
 
 import pytest
 import torch
+from plain_loops import PLAIN
 from torch import nn, tensor
 from toys import Diary, equal, fitted, linear, rows, toy_data
 
 from fedlit.methods import FedMD, Stage
 
 
-def sgd(parameters):
-    return torch.optim.SGD(parameters, lr=0.1)
-
-
 def seeded(method=FedMD, network=linear, **options):
     torch.manual_seed(7)
-    return method(network, sgd, **{"public_epochs": 1, "private_epochs": 1, "subset": 20, **options})
+    return method(network, PLAIN, **{"public_epochs": 1, "private_epochs": 1, "subset": 20, **options})
 
 
 def with_pool(**options):
@@ -62,20 +59,10 @@ def test_a_clients_scores_are_its_logits_of_the_next_rounds_samples_which_are_ev
     torch.testing.assert_close(method.said[4, 1], method.x[5, 1].flatten(1) @ weight.T + bias)
 
 
-def networks_of_client_0(**options):
-    """Without other clients, and with two."""
-    federations = [fitted(seeded(**options), with_pool(unseen_clients=n)) for n in (2, 0)]
-    return [federation.network(client=0).state_dict() for federation in federations]
-
-
-def test_without_digestion_a_client_is_alone():
-    alone, together = networks_of_client_0(digest_epochs=0)
-    assert equal(alone, together)
-
-
-def test_with_digestion_it_is_not():
-    alone, together = networks_of_client_0(digest_epochs=1)
-    assert not equal(alone, together)
+@pytest.mark.parametrize(("epochs", "is_alone"), [(0, True), (1, False)])
+def test_without_digestion_and_only_then_a_client_is_alone(epochs, is_alone):
+    federations = [fitted(seeded(digest_epochs=epochs), with_pool(unseen_clients=n)) for n in (2, 0)]
+    assert equal(*(federation.network(client=0).state_dict() for federation in federations)) is is_alone
 
 
 class Scalar(nn.Module):
@@ -91,7 +78,7 @@ class Scalar(nn.Module):
 
 def test_digestion_by_hand():
     # Of x = 2 others say (3, -3): |2 w - 3| + |-2 w + 3| over 2 has the slope -2, so w = 0.5 + 0.1 * 2 = 0.7
-    method = FedMD(Scalar, sgd)
+    method = FedMD(Scalar, PLAIN)
     method.scores = tensor([[3.0, -3.0]])
     method.stage = Stage("exchange")
     method._public = lambda client, round: iter([tensor([[2.0]])])
@@ -142,15 +129,3 @@ def test_a_method_that_does_not_say_that_labels_are_public_is_refused_them():
 
     with pytest.raises(ValueError, match=r"Stage 'public': clients never see the labels .* \(`labelled_pool = True`\)"):
         fitted(seeded(Unsaid), with_pool())
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"public": "labels"}, "clients never see the labels of the public pool among their own"),
-        ({"samples": "public"}, "`samples: public` needs a `public` of inputs or labels"),
-    ],
-)
-def test_stages_that_contradict_themselves_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        Stage("stage", **options)

@@ -7,7 +7,6 @@ from torch import nn
 from toys import SGD, SmallCNN, equal, fitted, linear, rows, seeded, uneven
 
 from fedlit import FedAvg
-from fedlit.heads import head_names
 from fedlit.methods import FedPer, FedRep
 
 
@@ -49,16 +48,6 @@ def test_heads_stay_and_go_on_where_they_ended():
     found = {(row["model"], row["data"]) for row in rows(federation)}
     assert ("personal", "own") in found
     assert not any(model == "global" for model, _ in found)  # the server has no head
-
-
-@pytest.mark.parametrize(
-    ("layers", "names"), [(0, set()), (1, {"4.weight", "4.bias"}), (2, {"2.weight", "4.weight", "4.bias"})]
-)
-def test_the_head_is_the_last_linear_layers_in_order(layers, names):
-    network = nn.Sequential(
-        nn.Conv1d(1, 1, 1), nn.Linear(8, 4), nn.Linear(4, 4, bias=False), nn.BatchNorm1d(4), nn.Linear(4, 3)
-    )
-    assert head_names(network, layers) == names
 
 
 @pytest.mark.parametrize("method", [FedPer, FedRep])

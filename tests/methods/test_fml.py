@@ -4,10 +4,11 @@ import math
 
 import pytest
 import torch
+from test_fedproto import Alone
 from torch import nn, tensor
 from toys import SGD, SmallCNN, TrunkAndHead, equal, fitted, linear, rows, toy_data, uneven
 
-from fedlit import FedAvg, LocalOnly, Stage
+from fedlit import FedAvg, LocalOnly
 from fedlit.aggregation import num_bytes
 from fedlit.losses import mutual_loss
 from fedlit.methods import FML, Ramp
@@ -28,16 +29,6 @@ def fml_and(method, personal=other, meme=SmallCNN, **weights):
     if hasattr(simple, "weighting") and not isinstance(simple, LocalOnly):
         simple.network.load_state_dict(fml.meme.state_dict())
     return fitted(fml, uneven()), fitted(simple, uneven())
-
-
-class Alone(LocalOnly):
-    """Local-only training on the batches of a federated stage."""
-
-    def configure_stages(self):
-        return [Stage("federate", upload="none")]
-
-
-# --- invariants
 
 
 @pytest.mark.parametrize(("beta", "holds"), [(1.0, True), (0.9, False)])
@@ -90,9 +81,6 @@ def test_the_sum_of_both_losses_gives_each_network_the_gradient_of_its_own():
     assert torch.equal(a[1].weight.grad, alone)
 
 
-# --- numbers
-
-
 def test_both_losses_by_hand():
     p, q = (0.75, 0.25), (0.5, 0.5)
     logits, peer = (tensor([[math.log(v) for v in pair]]) for pair in (p, q))
@@ -114,9 +102,6 @@ def test_a_batch_is_averaged_over_samples_and_summed_over_classes():
 def test_a_weight_outside_0_and_1_is_refused(weight):
     with pytest.raises(ValueError, match=r"`weight` .* \[0, 1\], got"):
         mutual_loss(torch.zeros(1, 2), torch.zeros(1, 2), tensor([0]), weight)
-
-
-# --- what travels, what stays
 
 
 def test_only_the_meme_travels_whatever_the_personal_networks():
@@ -169,9 +154,6 @@ def test_an_opted_out_client_has_no_personal_network_that_counts():
         federation.network(client=1)
 
 
-# --- schedules
-
-
 def test_alpha_falls_and_beta_rises_as_in_the_authors_earlier_code():
     alpha, beta = Ramp(until=0.5, rounds=20, steps=2), Ramp(until=0.9, rounds=20, steps=2)
     at = [1, 10, 11, 20, 21, 40]
@@ -219,9 +201,6 @@ def test_sharing_an_extractor_needs_one():
         FML(linear, linear, SGD, share="extractor")
 
 
-# --- a personal network that starts from the server's model
-
-
 def personal_and_meme(**options):
     """Of one client after its first round, trained by labels alone unless the options say otherwise."""
     method = FML(linear, linear, SGD, **{"alpha": 1.0, "beta": 1.0, "personal_from": "server", **options})
@@ -232,13 +211,9 @@ def personal_and_meme(**options):
     )
 
 
-def test_with_labels_alone_a_start_from_the_server_ends_a_first_round_with_two_equal_networks():
-    assert equal(*personal_and_meme())
-
-
-@pytest.mark.parametrize("options", [{"personal_from": "own"}, {"alpha": 0.5, "beta": 0.9, "personal_from": "own"}])
-def test_with_a_start_of_its_own_it_does_not(options):
-    assert not equal(*personal_and_meme(**options))
+@pytest.mark.parametrize(("start", "holds"), [("server", True), ("own", False)])
+def test_with_labels_alone_a_start_from_the_server_ends_a_first_round_with_two_equal_networks(start, holds):
+    assert equal(*personal_and_meme(personal_from=start)) is holds
 
 
 def test_a_personal_network_starts_from_the_server_only_once():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from toys import SGD, SmallCNN, equal, fitted, seeded, toy_data, uneven
+from toys import SGD, SmallCNN, equal, fitted, part, seeded, toy_data, uneven
 
 from fedlit import FedAvg, FedProx, FineTuned, LocalOnly
 from fedlit.rng import derive, generator
@@ -11,14 +11,10 @@ from fedlit.rng import derive, generator
 # --- methods
 
 
-def test_fedprox_with_mu_0_is_fedavg():
-    fedavg = fitted(seeded(FedAvg, SmallCNN, SGD), uneven())
-    assert equal(fedavg.global_state, fitted(seeded(FedProx, SmallCNN, SGD, mu=0.0), uneven()).global_state)
-
-
-def test_fedprox_with_mu_above_0_is_not_fedavg():
-    fedavg = fitted(seeded(FedAvg, SmallCNN, SGD), uneven())
-    assert not equal(fedavg.global_state, fitted(seeded(FedProx, SmallCNN, SGD, mu=0.1), uneven()).global_state)
+@pytest.mark.parametrize(("mu", "holds"), [(0.0, True), (0.1, False)])
+def test_fedprox_with_mu_0_and_only_then_is_fedavg(mu, holds):
+    fedavg = fitted(seeded(FedAvg, SmallCNN, SGD), uneven()).global_state
+    assert equal(fedavg, fitted(seeded(FedProx, SmallCNN, SGD, mu=mu), uneven()).global_state) is holds
 
 
 def test_fedprox_pulls_towards_the_global_model_of_the_round_by_hand():
@@ -70,31 +66,20 @@ def plain_loop(data, rounds: int, keep_optimizer: bool):
     return network.state_dict()
 
 
-@pytest.mark.parametrize("optimizer_state", ["reset", "keep"])
-def test_one_client_with_all_data_is_a_plain_loop(optimizer_state):
-    federation = fitted(
-        seeded(FedAvg, SmallCNN, SGD), toy_data(num_clients=1), local_epochs=2, optimizer_state=optimizer_state
-    )
-    expected = plain_loop(toy_data(num_clients=1), rounds=3, keep_optimizer=optimizer_state == "keep")
-    assert equal(federation.global_state, {f"network.{name}": value for name, value in expected.items()})
+@pytest.mark.parametrize(
+    ("state", "keeps", "holds"), [("reset", False, True), ("keep", True, True), ("reset", True, False)]
+)
+def test_one_client_with_all_data_is_a_plain_loop_that_keeps_its_momentum_or_forgets_it(state, keeps, holds):
+    data = toy_data(num_clients=1)
+    federation = fitted(seeded(FedAvg, SmallCNN, SGD), data, local_epochs=2, optimizer_state=state)
+    expected = plain_loop(data, rounds=3, keep_optimizer=keeps)
+    assert equal(part(federation.global_state, "network."), expected) is holds
 
 
-def test_one_client_that_forgets_its_momentum_is_not_a_plain_loop_that_keeps_it():
-    federation = fitted(seeded(FedAvg, SmallCNN, SGD), toy_data(num_clients=1), local_epochs=2, optimizer_state="reset")
-    expected = plain_loop(toy_data(num_clients=1), rounds=3, keep_optimizer=True)
-    assert not equal(federation.global_state, {f"network.{name}": value for name, value in expected.items()})
-
-
-def both_weightings(data):
-    return [fitted(seeded(FedAvg, SmallCNN, SGD, weighting=w), data()).global_state for w in ("examples", "uniform")]
-
-
-def test_fedavg_with_clients_of_equal_size_is_the_same_under_both_weightings():
-    assert equal(*both_weightings(toy_data))
-
-
-def test_fedavg_with_clients_of_unequal_size_is_not():
-    assert not equal(*both_weightings(uneven))
+@pytest.mark.parametrize(("data", "holds"), [(toy_data, True), (uneven, False)])
+def test_fedavg_with_clients_of_equal_size_and_only_then_is_the_same_under_both_weightings(data, holds):
+    methods = [seeded(FedAvg, SmallCNN, SGD, weighting=weighting) for weighting in ("examples", "uniform")]
+    assert equal(*(fitted(method, data()).global_state for method in methods)) is holds
 
 
 def test_fine_tuning_for_no_epochs_leaves_every_client_with_the_global_model():

@@ -4,10 +4,9 @@ import pytest
 import torch
 from by_hand import LOG3, PLAIN, chain, one_class_each
 from torch import nn
-from toys import SGD, SmallCNN, TrunkAndHead, equal, fitted, part, rows, seeded, uneven
+from toys import SGD, SmallCNN, TrunkAndHead, fitted, part, rows, seeded, uneven
 
 from fedlit import FedAvg
-from fedlit.heads import Headed
 from fedlit.methods import LGFedAvg
 
 
@@ -86,18 +85,3 @@ def test_a_client_keeps_its_extractor_from_round_to_round():
 def test_a_network_whose_head_cannot_be_shared_is_refused_by_name(options, message):
     with pytest.raises(ValueError, match=message):
         fitted(LGFedAvg(SmallCNN, SGD, **options))
-
-
-def test_a_headed_network_computes_what_it_did_and_names_its_head_by_itself():
-    network = Deep()
-    x = torch.randn(5, 64)
-    before = network(x)
-    headed = Headed(network, layers=2)
-    assert torch.equal(headed(x), before)
-    assert set(part(headed.state_dict(), "head.")) == {"0.weight", "0.bias", "1.weight", "1.bias"}
-    assert equal(
-        part(headed.state_dict(), "body."),
-        {"trunk.1.weight": headed.body.trunk[1].weight, "trunk.1.bias": headed.body.trunk[1].bias},
-    )
-    headed.head[1].weight.data.zero_()
-    assert not torch.equal(headed(x), before)

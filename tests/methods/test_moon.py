@@ -128,8 +128,3 @@ def test_bad_options_are_refused_by_name(network, options, message):
 def test_a_network_whose_last_linear_layer_plays_no_part_is_refused():
     with pytest.raises(ValueError, match="the last linear layer of Unused takes no part in its `forward`"):
         with_features(Unused(), torch.zeros(1, 64))
-
-
-def test_a_temperature_that_cannot_be_is_refused():
-    with pytest.raises(ValueError, match="`temperature` must be above 0, got 0"):
-        model_contrastive(torch.ones(1, 2), torch.ones(1, 2), torch.ones(1, 2), 0)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from plain_loops import PLAIN
 from torch import nn, tensor
 from toys import equal, fitted, linear, rows, toy_data
 
@@ -10,13 +11,9 @@ from fedlit import FedAvg
 from fedlit.methods import PerFedAvg
 
 
-def sgd(parameters):
-    return torch.optim.SGD(parameters, lr=0.1)
-
-
 def seeded(method, network=linear, **options):
     torch.manual_seed(7)
-    return method(network, sgd, **options)
+    return method(network, PLAIN, **options)
 
 
 class EverySecondBatch(FedAvg):
@@ -75,7 +72,7 @@ def slope(w, batch):
 
 
 def gradient(variant):
-    method = PerFedAvg(Scalar, sgd, alpha=0.4, variant=variant, delta=0.01)
+    method = PerFedAvg(Scalar, PLAIN, alpha=0.4, variant=variant, delta=0.01)
     method.trainer = type("Trainer", (), {"estimated_stepping_batches": 3})()
     method.log = lambda *given: None
     losses = [method.training_step(batch, 0) for batch in BATCHES[: 2 + (variant == "hf")]]

@@ -106,31 +106,6 @@ def test_one_client_is_a_plain_loop_of_sgd():
     assert_close({name: one[name] for name in alone}, alone, atol=1e-4, rtol=1e-4)
 
 
-def test_a_step_by_hand():
-    """One sample of weight 1, a network of one weight: L = y, so g = 1 everywhere; K = 2, lr = 0.1, c = 3, c_i = 1."""
-    method = SCAFFOLD(lambda: torch.nn.Linear(1, 1, bias=False), PLAIN)
-    method.network.weight.data.fill_(5.0)
-    method.c.put([torch.tensor([[3.0]])])
-    method.c_i.put([torch.tensor([[1.0]])])
-    method.on_client_start(None)
-    (y,) = method.network.parameters()
-    for _ in range(2):  # y - 0.1 * (1 - 1 + 3)
-        y.data -= 0.1 * (1.0 + float(method.drift[0]))
-        method.K += 1
-    assert y.item() == pytest.approx(5 - 0.6)
-
-    class Trainer:
-        optimizers = (torch.optim.SGD([y], lr=0.1),)
-
-    method.trainer = Trainer()
-    method.on_client_end(None)
-    assert method.c_i.get_buffer("0").item() == pytest.approx(1 - 3 + 0.6 / 0.2, abs=1e-4)  # which is g
-    assert method.change.get_buffer("0").item() == pytest.approx(0.0, abs=1e-4)
-
-
-# --- what travels, and what is refused
-
-
 def test_a_client_sends_twice_the_network_each_way(tmp_path):
     federation = fitted(SCAFFOLD(linear, PLAIN), num_rounds=1, default_root_dir=str(tmp_path))
     size = 4 * (64 * 3 + 3)
@@ -155,3 +130,25 @@ def test_an_optimizer_whose_steps_are_not_lr_times_a_gradient_is_refused(options
 def test_a_bad_rate_is_refused_before_the_first_round():
     with pytest.raises(ValueError, match=r"`model.optimizer` of client 0: Invalid learning rate: -1"):
         fitted(SCAFFOLD(linear, partial(torch.optim.SGD, lr=-1.0)))
+
+
+def test_a_step_by_hand():
+    """One sample of weight 1, a network of one weight: L = y, so g = 1 everywhere; K = 2, lr = 0.1, c = 3, c_i = 1."""
+    method = SCAFFOLD(lambda: torch.nn.Linear(1, 1, bias=False), PLAIN)
+    method.network.weight.data.fill_(5.0)
+    method.c.put([torch.tensor([[3.0]])])
+    method.c_i.put([torch.tensor([[1.0]])])
+    method.on_client_start(None)
+    (y,) = method.network.parameters()
+    for _ in range(2):  # y - 0.1 * (1 - 1 + 3)
+        y.data -= 0.1 * (1.0 + float(method.drift[0]))
+        method.K += 1
+    assert y.item() == pytest.approx(5 - 0.6)
+
+    class Trainer:
+        optimizers = (torch.optim.SGD([y], lr=0.1),)
+
+    method.trainer = Trainer()
+    method.on_client_end(None)
+    assert method.c_i.get_buffer("0").item() == pytest.approx(1 - 3 + 0.6 / 0.2, abs=1e-4)  # which is g
+    assert method.change.get_buffer("0").item() == pytest.approx(0.0, abs=1e-4)

@@ -3,11 +3,8 @@
 The full form tries odd values of every option: `pytest -m slow -s tests/promises/test_bad_input.py`.
 """
 
-import io
 import os
 import pickle
-import struct
-import zipfile
 from inspect import signature
 from pathlib import Path
 from random import Random
@@ -16,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from forked_command import End, run
-from PIL import Image
 from toy_recipe import RECIPE, write_npz
 
 from fedlit import methods
@@ -24,7 +20,6 @@ from fedlit.data import FederatedData
 from fedlit.federation import Federation
 
 FIT = ("fit", "--config", "run.yaml", "--trainer.fast_dev_run=true")
-LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 40))
 HEAD = b"a,b,label\n"
 
 
@@ -37,8 +32,6 @@ class Pwned:
 
 CONFIGS = {  # a file given as a second --config: its content, and what its refusal says
     "loop": (b"trainer: &a {num_rounds: 2, metrics: *a}\n", "more than 100000 entries"),
-    "laughs": ((LAUGHS + "trainer: {monitor: *a39}\n").encode(), "more than 100000 entries"),
-    "deep": (b"trainer: " + b"[" * 100_000, "deep.yaml"),
     "twice": (b"trainer: {num_rounds: 1}\ntrainer: {num_rounds: 2}\n", "twice.yaml"),
     "tabs": (b"trainer:\n\tnum_rounds: 2\n", "tabs.yaml"),
     "nul": (b"trainer: {num_rounds: 1}\n\x00", "nul.yaml"),
@@ -46,7 +39,6 @@ CONFIGS = {  # a file given as a second --config: its content, and what its refu
     "python": (b"trainer: !!python/object/apply:os.mkdir [pwned]\n", "python.yaml"),
     "long_class": (b"model: {class_path: " + b"A" * 200_000 + b"}\n", "`model`"),
     "class_list": (b"model: {class_path: [a, b]}\n", "model"),
-    "huge_int": (b"trainer: {num_rounds: " + b"9" * 5000 + b"}\n", ""),
 }
 ARRAYS = {  # what an .npz holds in place of images or labels
     "objects": {"train_images": np.array([Pwned()] * 60, dtype=object)},
@@ -77,9 +69,8 @@ REFUSED = {  # an option, and what its refusal says
     "--trainer.num_threads=100000": "`trainer.num_threads` must be at most 1024, got 100000",
     "--data.dataset=fifo.npz": "fifo.npz",
     "--data.dataset=no_png": "no_png",
-    "--data.dataset=bomb": "bomb",
     **{f"--config={name}.yaml": word for name, (_, word) in CONFIGS.items()},
-    **{f"--data.dataset={name}.npz": f"{name}.npz" for name in (*ARRAYS, "cut", "pickled", "lying_header")},
+    **{f"--data.dataset={name}.npz": f"{name}.npz" for name in (*ARRAYS, "cut", "pickled")},
     **{f"--data.dataset={name}.csv": "`data." for name in TABLES},
     **{f"--ckpt_path={name}": "ckpt_path" for name in CHECKPOINTS},
 }
@@ -93,9 +84,9 @@ QUICK = (  # one of each kind
     "--config=long_class.yaml",
     "--config=python.yaml",
     "--data.dataset=objects.npz",
-    "--data.dataset=lying_header.npz",
+    "--data.dataset=pickled.npz",
     "--data.dataset=words.csv",
-    "--data.dataset=bomb",
+    "--data.dataset=no_png",
     "--ckpt_path=pickled.ckpt",
     "--ckpt_path=fifo",
 )
@@ -128,15 +119,9 @@ def _write_damaged(place: Path) -> None:
         (place / cut).write_bytes(content[: len(content) // 2])
     for name in ("pickled.npz", "pickled.ckpt"):
         (place / name).write_bytes(pickle.dumps(Pwned()))
-    header = b"{'descr': '|u1', 'fortran_order': False, 'shape': (99999999999999,), }".ljust(117) + b"\n"
-    with zipfile.ZipFile(place / "lying_header.npz", "w", zipfile.ZIP_DEFLATED) as file:
-        file.writestr("train_images.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + bytes(10**6))
-    bomb = io.BytesIO()
-    Image.new("1", (20_000, 20_000)).save(bomb, "png")  # 400 million pixels in 50 kB
-    for name, content in (("no_png", b"no picture"), ("bomb", bomb.getvalue())):
-        for label in "ab":
-            (place / name / label).mkdir(parents=True)
-            (place / name / label / "1.png").write_bytes(content)
+    for label in "ab":
+        (place / "no_png" / label).mkdir(parents=True)
+        (place / "no_png" / label / "1.png").write_bytes(b"no picture")
 
 
 @pytest.mark.parametrize(
@@ -165,7 +150,7 @@ def test_a_variable_that_cannot_be_right_is_refused_as_well(name, value, folder)
 
 
 COMMANDS = ["report fifo", "report run.yaml", "compare loop.yaml", "compare toy.npz", "compare --from-runs fifo"]
-COMMANDS += ["compare run.yaml --seeds 0", "compare run.yaml --array 1/0", "partition --config laughs.yaml"]
+COMMANDS += ["compare run.yaml --seeds 0", "compare run.yaml --array 1/0", "partition --config loop.yaml"]
 COMMANDS += ["export --config run.yaml --ckpt_path junk.ckpt", "predict --config run.yaml --images=fifo", "fit --=x"]
 
 
@@ -195,32 +180,7 @@ def test_each_fault_would_be_noticed(end, fault):
 # --- every option
 
 VALUES = [".nan", ".inf", "-1", "0", "1", "0.5", "1e30", "-1e300", "1e8", str(2**63), "9" * 400, "0x10", "true", "null"]
-VALUES += [
-    "",
-    "~",
-    "[]",
-    "{}",
-    "[1, 2]",
-    "{a: 1}",
-    "[.nan]",
-    "{{",
-    "&a [*a]",
-    "!x",
-    "ünï😀",
-    "\udcff",
-    "a\nb",
-]
-VALUES += [
-    "x" * 100_000,
-    "[" * 5000,
-    "folder",
-    "/dev/zero",
-    "toy.npz",
-    "../..",
-    "os.system",
-    "torch",
-    "A" * 200_000,
-]
+VALUES += ["", "~", "[]", "{}", "[1, 2]", "{a: 1}", "[.nan]", "{{", "!x", "a\nb", "folder", "toy.npz", "os.system"]
 VALUES += ["fedlit.methods.FederatedModule", "torch.optim.SparseAdam", "torch.nn.Identity", "fedlit.", "builtins.dict"]
 GIVEN_ELSEWHERE = {"self", "train_dataset", "test_dataset", "kwargs", "devices", "num_nodes"}
 POOLED = ("DLAD", "FedDF", "FedMD")

@@ -51,23 +51,6 @@ def test_a_file_that_was_cut_is_damaged(length, tmp_path):
         load(path)
 
 
-def test_a_flipped_bit_is_told_or_changes_nothing(tmp_path):
-    save(CONTENT, path := tmp_path / "a.ckpt")
-    whole = path.read_bytes()
-    told = 0
-    for position in range(0, len(whole), 7):
-        path.write_bytes(whole)
-        flip(path, position / len(whole))
-        try:
-            found = load(path)
-        except Damaged:
-            told += 1
-            continue
-        assert torch.equal(found.pop("global_state")["w"], CONTENT["global_state"]["w"])  # it was in the padding
-        assert found.items() <= CONTENT.items()
-    assert told > len(whole) / 7 / 3
-
-
 def test_a_kept_checkpoint_outlives_its_source(tmp_path):
     save(CONTENT, path := tmp_path / "last.ckpt")
     keep(path, tmp_path / "best.ckpt")

@@ -28,12 +28,6 @@ def test_who_wants_no_report_gets_no_pictures():
     assert not any(name.endswith(".png") for name in names)
 
 
-def test_metrics_are_in_long_form():
-    federation = fitted(FedAvg(SmallCNN, SGD), num_rounds=1)
-    text = Path(federation.log_dir, "metrics.csv").read_text()
-    assert text.startswith("round,stage,client,model,data,metric,value\n1,federate,0,trained,train,train_loss,")
-
-
 def accumulated(federation):
     found = EventAccumulator(federation.log_dir, {"scalars": 0, "histograms": 0})
     found.Reload()

@@ -4,28 +4,16 @@ import torch
 
 from fedlit.inference import report, write_predictions
 from fedlit.records.loggers import MANY_CLIENTS, scalars
-from fedlit.records.rows import POOLED, LedgerRow, Row, lines, summary
+from fedlit.records.rows import Row, lines
 
 
 def own(client: int, value: float) -> Row:
     return Row(1, "federate", client, "global", "own", "acc", value)
 
 
-def test_a_row_is_a_line_of_metrics_and_a_ledger_row_one_of_the_ledger():
-    assert lines([own(2, 1 / 3)]) == ["1,federate,2,global,own,acc,0.333333333\n"]
-    assert lines([LedgerRow(1, 2, "up", "shared", 400)]) == ["1,2,up,shared,400\n"]
-
-
 def test_a_name_that_a_user_logs_stays_in_its_cell():
     row = own(2, 0.5)._replace(metric='two\nlines, "quoted"')
     assert lines([row]) == ['1,federate,2,global,own,"two\\nlines, ""quoted""",0.5\n']
-
-
-def test_a_summary_has_every_metric_of_its_own():
-    pooled = Row(1, "federate", POOLED, "global", "pooled", "acc", 0.25)
-    found = summary([own(0, 0.5), pooled, own(1, 1.0)])
-    assert found["acc/global_on_own"] == {"mean": 0.75, "min": 0.5, "max": 1.0}
-    assert found["acc/global_on_pooled"]["mean"] == 0.25
 
 
 def test_clients_have_a_line_each_until_they_are_too_many():

@@ -199,21 +199,6 @@ def test_a_killed_study_goes_on_and_two_shares_come_to_the_same(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_fails_is_named_and_leaves_the_rest_alone(tmp_path):
-    write_study(rows={"good": {}, "bad": {"data.dataset": "gone.npz"}})
-    made = call("study.yaml", "--output", "out")
-    said = made.communicate()[1]
-    assert made.returncode == 1
-    assert "failed: bad, seed 1: " in said
-    runs = pd.read_csv("out/runs.csv")
-    assert runs["status"].tolist() == ["done", "failed"]
-    changed = call("study.yaml", "--output", "out", "--trainer.num_rounds", "3")
-    said = changed.communicate()[1]
-    assert changed.returncode == 2
-    assert "was run with `trainer.num_rounds` 2, and now it would be 3" in said
-
-
-@pytest.mark.slow
 def test_a_forked_run_ends_in_the_bits_of_a_new_process():
     ends = []
     for method in ("spawn", "forkserver"):
@@ -225,27 +210,3 @@ def test_a_forked_run_ends_in_the_bits_of_a_new_process():
         state = torch.load(Path("lightning_logs", method, "checkpoints", "last.ckpt"), weights_only=True)
         ends.append([tensor.tolist() for tensor in state["global_state"].values()])
     assert ends[0] == ends[1]
-
-
-@pytest.mark.slow
-def test_newcomers_of_a_study_are_those_of_adapt_by_hand():
-    write_study(
-        rows={"personal": {}, "scratch": {"measure": {"metric": "acc/scratch_on_unseen"}}},
-        options={"data.unseen_clients": 1},
-        adapt=2,
-        measure={"metric": "acc/personal_on_unseen", "over": "newcomers"},
-    )
-    assert compare("study.yaml", "--output", "out") == 0
-    found = pd.read_csv("out/runs.csv").set_index("row")
-    assert found["folder"].nunique() == 1
-    folder = Path(found["folder"].iloc[0])
-    before = (folder / "adapt.csv").read_bytes()
-    (folder / "adapt.csv").unlink()
-    config = folder.parents[1] / "run.yaml"
-    typed = ["adapt", "--config", str(config), "--ckpt_path", "last", "--epochs", "2"]
-    subprocess.run([sys.executable, "-m", "fedlit", *typed], check=True)
-    assert (folder / "adapt.csv").read_bytes() == before
-    rows = pd.read_csv(folder / "adapt.csv")
-    last = rows[(rows["round"] == 2) & (rows["metric"] == "acc")].set_index("model")["value"]
-    assert found["value"].to_dict() == {"personal": last["personal"], "scratch": last["scratch"]}
-    assert "epoch" in Path("out/report.html").read_text()

@@ -17,7 +17,7 @@ from fedlit.records.run_folder import lock_folder
 from fedlit.studies import execution
 from fedlit.studies.execution import Execution, Launcher
 from fedlit.studies.measure import Measure
-from fedlit.studies.runs import Run, in_order, is_finished, plan_runs, share
+from fedlit.studies.runs import Run, in_order, is_finished, plan_runs
 from fedlit.studies.study import build_study
 
 FAKE = Path(__file__).parent / "fake_fit.py"
@@ -76,11 +76,6 @@ def commands(run) -> list[str]:
 
 def calls(run) -> int:
     return len(commands(run))
-
-
-def test_every_cell_has_its_first_seed_before_any_has_its_second(tmp_path):
-    names = [str(run) for run in in_order(planned(tmp_path))]
-    assert names == ["a, seed 1", "b, seed 1", "a, seed 2", "b, seed 2"]
 
 
 def test_cells_that_only_measure_otherwise_share_their_runs(tmp_path):
@@ -183,14 +178,6 @@ def test_a_study_may_be_moved(tmp_path):
     for run in runs:
         run.check_config()
     assert [run.status for run in runs] == ["done", "done"]
-
-
-def test_shares_are_disjoint_and_together_all(tmp_path):
-    runs = in_order(planned(tmp_path))
-    first = share(runs, "1/3")
-    second = share(runs, "2/3")
-    third = share(runs, "3/3")
-    assert sorted(map(str, first + second + third)) == sorted(map(str, runs))
 
 
 def test_a_run_that_another_call_holds_is_left_to_it(tmp_path):

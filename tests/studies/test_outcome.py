@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 from runs_by_hand import write_adaptation, write_run
-from scipy import stats
 
 from fedlit.studies.measure import Measure
 from fedlit.studies.outcome import Outcome, number_of
@@ -101,15 +100,6 @@ def test_an_interval_is_the_one_of_the_t_distribution():
     assert found.high == pytest.approx(3 + 2.4841, abs=1e-4)
     assert found.p == pytest.approx(0.0351, abs=1e-4)
     assert found.excludes_zero
-
-
-def test_the_p_value_is_that_of_scipys_paired_test():
-    a = [0.81, 0.79, 0.84, 0.80, 0.77]
-    b = [0.78, 0.80, 0.79, 0.77, 0.76]
-    found = paired(dict(enumerate(a)), dict(enumerate(b)))
-    assert found.p == pytest.approx(stats.ttest_rel(a, b).pvalue)
-    unpaired = stats.ttest_ind(a, b).pvalue
-    assert found.p != pytest.approx(unpaired)
 
 
 def test_only_pairs_that_both_have_count():

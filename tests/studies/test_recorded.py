@@ -61,11 +61,3 @@ def test_a_cell_that_a_runs_csv_lacks_is_missing(tmp_path):
     recorded = recorded_results(found.study, path)
     assert "missing (0/3)" in markdown_table(main_table(recorded))
     assert recorded.difference(found.study.cell("FML", "b"), found.study.cell("FedAvg", "b")).n == 0
-
-
-def test_a_cell_that_the_study_lacks_is_refused(tmp_path):
-    found = results(tmp_path)
-    path = written(found, tmp_path)
-    path.write_text(path.read_text().replace("FML,b", "FML,c"))
-    with pytest.raises(ValueError, match=r"has a cell that its study lacks: FML, c"):
-        recorded_results(found.study, path)

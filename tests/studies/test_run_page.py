@@ -47,30 +47,6 @@ def test_scores_are_those_of_the_clients_and_pictures_are_in_the_page(page, fold
     assert page.pictures[:2] == ["Curves", "Data of the clients"]
 
 
-class Noting(FedAvg):
-    """Notes the size of every upload that the server is given."""
-
-    def aggregate(self, uploads, current):
-        uploads = list(uploads)
-        self.sent = [sum(tensor.nbytes for tensor in upload.state.values()) for upload in uploads]
-        self.held = sum(tensor.nbytes for tensor in current.values())
-        return super().aggregate(uploads, current)
-
-
-@pytest.mark.parametrize("batch_norm", ["average", "local"])
-def test_bytes_of_the_ledger_are_the_sizes_of_the_tensors_sent(batch_norm, tmp_path):
-    method = Noting(SmallCNN, SGD)
-    options = {"num_rounds": 1, "batch_norm": batch_norm, "default_root_dir": str(tmp_path)}
-    folder = Path(fitted(method, **options).log_dir)
-    state = SmallCNN().state_dict()
-    shared = {name: tensor for name, tensor in state.items() if batch_norm == "average" or not name.startswith("1.")}
-    size = sum(tensor.nbytes for tensor in shared.values())
-    assert method.sent == [size] * 3
-    assert method.held == size
-    noted = {(line["direction"], line["client"]): int(line["bytes"]) for line in lines(folder, "ledger.csv")}
-    assert noted == {(direction, str(k)): size for k in range(3) for direction in ("up", "down")}
-
-
 def test_seconds_events_configuration_and_environment_are_reported(tmp_path):
     folder = write_run(tmp_path / "run", steady(0.4, 0.6), left_out=((2, 1, "its loss is <nan>"),))
     page = PageReader(run_page(Outcome(folder)))

@@ -4,7 +4,6 @@ import copy
 
 import pytest
 
-from fedlit.cli.study_call import as_arguments
 from fedlit.studies.study import build_study, chosen, read_study
 
 CONTENT = {
@@ -160,19 +159,3 @@ def test_a_recipe_beside_the_study_is_meant_first(tmp_path):
     (tmp_path / "study.yaml").write_text("recipe: fedavg_fashion.yaml\nrows: {a: {}}\n")
     cell = read_study(tmp_path / "study.yaml").cell("a", "")
     assert cell.recipe == str(tmp_path / "fedavg_fashion.yaml")
-
-
-def test_nested_options_are_those_that_one_would_type():
-    nested = {
-        "trainer": {"num_rounds": 3},
-        "data": {"init_args": {"num_clients": 5}},
-        "model": {"init_args": {"mu": 1}},
-    }
-    assert as_arguments(nested) == [
-        "--trainer.num_rounds=3",
-        "--data.init_args.num_clients=5",
-        "--model.init_args.mu=1",
-    ]
-    with_class = {"data.partition": {"class_path": "Shards", "init_args": {"per_client": 2}}}
-    expected = '--data.partition={"class_path": "Shards", "init_args": {"per_client": 2}}'
-    assert as_arguments(with_class) == [expected]

@@ -3,11 +3,6 @@
 Here with a fit that ends at once, whose accuracy is highest with lr 0.1 and mu 0.1.
 """
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pandas as pd
@@ -23,16 +18,6 @@ from fedlit.studies.sweep import settings_of
 
 SWEEP = {"model.mu": [0.01, 0.1, 1], "model.optimizer.lr": [0.01, 0.1]}
 FEDPROX = {"model": {"class_path": "FedProx"}}
-CALL = """
-import sys
-sys.path[:0] = {paths}
-from fedlit.cli import compare, study_call
-from test_sweep import fake_launcher
-if __name__ == "__main__":
-    sys.argv = ["fedlit", "compare"]
-    study_call.Launcher = fake_launcher
-    compare.main(["study.yaml", "--output", "out", "--jobs", "1"])
-"""
 
 
 def fake_launcher(method: str) -> Launcher:
@@ -145,26 +130,6 @@ def test_shares_of_a_cluster_make_the_settings_first(capsys):
     assert compare("study.yaml", "--array", "1/2") == 0
     assert pd.read_csv("out/runs.csv")["status"].tolist() == ["done"] * 4
     assert set(calls().values()) == {1}
-
-
-def test_a_killed_sweep_goes_on(tmp_path):
-    write_study()
-    paths = [str(Path(__file__).parent), str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
-    Path("call.py").write_text(CALL.format(paths=paths))
-    killed = subprocess.Popen([sys.executable, "call.py"], stdout=subprocess.DEVNULL, start_new_session=True)
-    deadline = time.monotonic() + 120
-    while not list(Path("out").rglob("metrics.csv")):
-        assert time.monotonic() < deadline
-        assert killed.poll() is None
-        time.sleep(0.01)
-    os.killpg(killed.pid, signal.SIGKILL)
-    killed.wait()
-    assert not Path("out/settings.csv").exists()
-    before = calls()
-    assert compare("study.yaml") == 0
-    assert calls().keys() > before.keys()
-    assert chosen().keys() == {"FedAvg", "FedProx"}
-    assert pd.read_csv("out/runs.csv")["status"].tolist() == ["done"] * 4
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@ import matplotlib.image
 import pytest
 from toy_runs import steady, study_of
 
-from fedlit.records.files import replacing, write_whole
 from fedlit.studies.charts import draw_all
 from fedlit.studies.pages import study_lock, write_all
 
@@ -79,18 +78,3 @@ def test_a_row_whose_runs_are_not_all_done_says_so_in_the_legend(tmp_path):
 
     results = study_of(tmp_path, {"rows": {"whole": {}, "$half$": {}}, "seeds": 2}, run_of)
     assert legend_of(results) == {"whole", "$half$ (1/2)"}
-
-
-def half_written(path):
-    with replacing(path) as temporary:
-        temporary.write_text("ne")
-        raise OSError("no such folder")
-
-
-def test_a_file_that_could_not_be_made_leaves_the_old_one_whole(tmp_path):
-    path = tmp_path / "table.md"
-    write_whole(path, "old")
-    with pytest.raises(OSError, match="no such folder"):
-        half_written(path)
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
