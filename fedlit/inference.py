@@ -109,14 +109,15 @@ def predict(state: FederationState, client: int | None, own: OwnImages | None, f
         own: Images in place of the test set.
         folder: Of the run; the current folder if there is none.
     """
-    network = loaded(Scorer(state), client)
+    scorer = Scorer(state)
     batches = state.data.test_batches(client) if own is None else own.batches(state.data, client)
     task = task_of(state.module)
     parts: list[Tensor] = []
     targets: list[Any] = []
-    for output, target in each_output(state.fabric, network, batches):
-        parts.append(task.prediction(output).cpu())
-        targets.append(move_data_to_device(target, torch.device("cpu")))
+    with state.live.restored(scorer.before):
+        for output, target in each_output(state.fabric, loaded(scorer, client), batches):
+            parts.append(task.prediction(output).cpu())
+            targets.append(move_data_to_device(target, torch.device("cpu")))
     predictions: Predictions = together(parts)
     if not state.fabric.is_global_zero:
         return predictions
@@ -202,17 +203,18 @@ def together(parts: list[Any]) -> Any:
 
 def own_network(scorer: Scorer, client: int | None, with_preprocessing: bool) -> nn.Module:
     """A copy of the network that `predict` uses, on the CPU in evaluation mode."""
-    network = loaded(scorer, client)
     data = scorer.state.data
-    x = next(iter(data.test_batches(client).first(2)))[0]
-    if with_preprocessing and not isinstance(x, Tensor):
-        raise ValueError(f"`with_preprocessing` is for inputs that are one tensor, these are a {type(x).__name__}.")
-    if isinstance(network, FederatedModule):
-        fabric = scorer.state.fabric
-        network = behind(network, convert_input(fabric, move_data_to_device(x, fabric.device)))
-    methods = [part for part in network.modules() if isinstance(part, FederatedModule)]
-    stays = {id(thing): None for part in methods for thing in (part.fabric, part.client)}  # with the federation
-    own = copy.deepcopy(network, stays).cpu().eval()
+    with scorer.state.live.restored(scorer.before):  # a fit may go on
+        network = loaded(scorer, client)
+        x = next(iter(data.test_batches(client).first(2)))[0]
+        if with_preprocessing and not isinstance(x, Tensor):
+            raise ValueError(f"`with_preprocessing` is for inputs that are one tensor, these are a {type(x).__name__}.")
+        if isinstance(network, FederatedModule):
+            fabric = scorer.state.fabric
+            network = behind(network, convert_input(fabric, move_data_to_device(x, fabric.device)))
+        methods = [part for part in network.modules() if isinstance(part, FederatedModule)]
+        stays = {id(thing): None for part in methods for thing in (part.fabric, part.client)}  # with the federation
+        own = copy.deepcopy(network, stays).cpu().eval()
     lay_out(own, torch.contiguous_format)
     for parameter in own.parameters():
         parameter.grad = None

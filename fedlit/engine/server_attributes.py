@@ -87,7 +87,7 @@ class ServerAttributes:
         for path, values in changes.items():
             part = self.parts[path]
             for name, value in values.items():
-                if isinstance(value, tuple) and value[:1] == (OLD_MARK,):
+                if _is_old(value):
                     raise ValueError(f"`--ckpt_path`: `self.{name}` is an array or container that only 0.2 can read.")
                 setattr(part, name, copied(value))
         self.saved = changes
@@ -141,6 +141,13 @@ def copied(value: Any, others: Collection[int] = ()) -> Any:
     if kind in PLAIN:
         return value
     raise TypeError(f"{'an' if kind.__name__[:1].lower() in 'aeiou' else 'a'} {kind.__name__}")
+
+
+def _is_old(value: Any) -> bool:
+    """Whether version 0.2 wrote an array or container here, or within a list."""
+    if isinstance(value, list):
+        return any(map(_is_old, value))
+    return isinstance(value, tuple) and value[:1] == (OLD_MARK,)
 
 
 def content_of(value: Any, others: Collection[int] = ()) -> bytes:

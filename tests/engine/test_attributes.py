@@ -129,6 +129,17 @@ def test_what_the_servers_side_changes_in_attributes_goes_on_from_a_checkpoint(t
     assert whole.ramp == resumed.ramp == 1.0
 
 
+@pytest.mark.parametrize("old", [("fedlit:", "tuple", [0, 1.0], None), [("fedlit:", "tuple", [0, 1.0], None)]])
+def test_containers_that_version_0_2_wrote_are_refused_also_in_a_list(old, tmp_path):
+    grown(2, tmp_path)
+    [path] = tmp_path.rglob("last.ckpt")
+    content = torch.load(path, weights_only=True)
+    content["attributes"][""]["history"] = old
+    torch.save(content, path)
+    with pytest.raises(ValueError, match=r"`self\.history` is an array or container that only 0\.2 can read"):
+        grown(4, tmp_path, "last")
+
+
 class Refused(FedAvg):
     """Keeps what no checkpoint can hold."""
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from toys import SGD, SmallCNN, fitted, linear, same, states, toy_data
 
+from fedlit.callbacks import FederationCallback
 from fedlit.methods import FML, FedMD, LGFedAvg, LocalOnly
 from fedlit.methods.factories import draws_initial_values
 
@@ -81,6 +82,17 @@ def test_a_network_is_built_for_initial_values_alone():
 def test_what_one_client_left_in_a_network_does_not_reach_the_next():
     Counting.most = 0
     fit(LocalOnly(Counting, SGD), local_steps=2)
+    assert Counting.most == 2
+
+
+class TakesNetwork(FederationCallback):
+    def on_round_start(self, federation, module, round, clients):
+        federation.network(client=2)
+
+
+def test_nor_where_a_callback_has_taken_another_s_own_network():
+    Counting.most = 0
+    fit(LocalOnly(Counting, SGD, client_networks={2: SmallCNN}), local_steps=2, callbacks=[TakesNetwork()])
     assert Counting.most == 2
 
 
