@@ -423,6 +423,8 @@ class Federation:
         training = command == "fit"
         model, datamodule, ckpt_path = self._meant(command, given_model, datamodule, ckpt_path)
         self._stop = StopRequest()
+        if datamodule is not None:
+            self._check_devices(datamodule.num_clients)
         launch(self.fabric, self.options)
         path = chosen_checkpoint(self.fabric, ckpt_path, self.options, training)
         if run_folder is not None and path is not None:
@@ -442,6 +444,12 @@ class Federation:
             self._own_run = run_folder
         self.has_rounds_left = self.state.round < len(schedule)
         return schedule, resume_point
+
+    def _check_devices(self, num_clients: int) -> None:
+        """Refuse more processes than there are clients to share, before they are started."""
+        devices = str(self.options.devices)
+        if devices.isdigit() and int(devices) > num_clients:
+            raise ValueError(f"`trainer.devices` is {devices}, but `data.num_clients` is {num_clients}.")
 
     def _meant(
         self, command: Command, model: Model, datamodule: Data, ckpt_path: str | None

@@ -137,7 +137,9 @@ def _nearest_class(reason: str) -> str:
 
 
 def _near(name: str, known: Iterable[str]) -> list[str]:
-    return difflib.get_close_matches(name, list(known), n=1, cutoff=0.65)
+    by_lower = {text.lower(): text for text in known}
+    found = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.65)
+    return [by_lower[text] for text in found]
 
 
 def _classes() -> set[str]:

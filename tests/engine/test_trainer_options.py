@@ -150,3 +150,8 @@ def test_what_torch_refuses_names_the_option():
     with pytest.raises(RuntimeError, match=r"put_ does not have a deterministic .* \(see `trainer.deterministic`\)"):
         fitted(Undetermined(linear, SGD), num_rounds=1, deterministic=True)
     fitted(Undetermined(linear, SGD), num_rounds=1, deterministic=False)
+
+
+def test_more_processes_than_clients_are_refused_before_they_start():
+    with pytest.raises(ValueError, match=r"^`trainer.devices` is 4, but `data.num_clients` is 3\.$"):
+        fitted(FedAvg(linear, SGD), devices=4)
