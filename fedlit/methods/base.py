@@ -324,6 +324,8 @@ class FederatedModule(LightningModule):
         return zip(self._evaluated_names, metrics, strict=True)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, PARTS) and "_modules" not in vars(self):
+            raise ValueError(f"`{type(self).__name__}.__init__` must call `super().__init__(optimizer)` first.")
         if name in OF_LOCAL_TRAINING and name in vars(self) and not isinstance(value, PARTS):
             vars(self)[name] = value  # no part of the module, which a module would look for in four places
             return

@@ -106,3 +106,13 @@ def test_hparams_hold_what_a_method_has_saved_and_no_data_set_that_was_not_used(
     assert found["data.num_clients"] == 3
     assert "data.dataset" not in found
     assert rows(federation)
+
+
+class Forgetful(FedAvg):
+    def __init__(self):
+        self.network = linear()
+
+
+def test_a_forgotten_call_of_the_base_class_is_named():
+    with pytest.raises(ValueError, match=r"^`Forgetful.__init__` must call `super\(\).__init__\(optimizer\)` first\.$"):
+        Forgetful()
