@@ -35,7 +35,7 @@ class ClientResult(NamedTuple):
 
     Without an `outcome` the training failed. `sent` is how many bytes the client was sent, where clients are not all
     sent the same; `encoded` is what has left it, where uploads are encoded, and the outcome then holds what the server
-    makes of it; `norm` is how far it has moved, where somebody asks.
+    makes of it.
     """
 
     outcome: LocalResult | None
@@ -102,9 +102,9 @@ def unpack_untrusted(
 ) -> ClientResult:
     """As `unpack`, from a client's own process or host, which might have sent anything.
 
-    Raises unless every part is of the kind that it must be. Whose it is, what the client was sent and how far it has
-    moved is known or computed here, whatever is said of it. Names, shapes and values of tensors, and weights, are
-    validated after this, as every client's are.
+    Raises unless every part is of the kind that it must be. Whose it is and what the client was sent is known here,
+    whatever is said of it. Names, shapes and values of tensors, and weights, are validated after this, as every
+    client's are.
     """
     if packed["failed"]:
         return ClientResult(None, {}, reported(packed))
