@@ -423,7 +423,7 @@ class Federation:
         training = command == "fit"
         model, datamodule, ckpt_path = self._meant(command, given_model, datamodule, ckpt_path)
         self._stop = StopRequest()
-        if datamodule is not None:
+        if isinstance(datamodule, FederatedData):
             self._check_devices(datamodule.num_clients)
         launch(self.fabric, self.options)
         path = chosen_checkpoint(self.fabric, ckpt_path, self.options, training)
