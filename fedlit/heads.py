@@ -130,7 +130,7 @@ def last_linear(network: nn.Module) -> tuple[str, nn.Linear]:
     """
     linear = linear_layers(network)
     if not linear:
-        raise ValueError(f"{type(network).__name__} must hold a linear layer as its last.")
+        raise ValueError(f"the network {type(network).__name__} must hold a linear layer as its last.")
     return linear[-1]
 
 
@@ -138,7 +138,9 @@ def _inner_last_linear(network: nn.Module) -> tuple[str, nn.Linear]:
     """One that can be replaced."""
     path, last = last_linear(network)
     if path == "":
-        raise ValueError(f"{type(network).__name__} must hold a linear layer as its last, to be given another head.")
+        raise ValueError(
+            f"the network {type(network).__name__} must hold a linear layer as its last, to be given another head."
+        )
     return path, last
 
 
